@@ -32,9 +32,9 @@ repeat: ## Repeat the tests, Python's too, alone and under load, for MINUTES=60 
 	@PENSTOCK_BUILT=$(CURDIR)/build/ci tools/python.sh environment --new
 	@tools/repeat.sh $(or $(MINUTES),60)
 
-mutants: ## Remove each guard that tests/mutants lists, and check that a test notices; ARGS='--layer loader --only TEXT'
+mutants: ## Remove one thing at a time from the lines changed since SINCE=REV, and see whether a test notices; ARGS='--all --layer loader'
 	@tools/setup.sh build test bench python tsan
-	@tools/mutants.py $(ARGS)
+	@tools/python.sh tool tools/mutants.py $(if $(SINCE),--since '$(SINCE)') $(ARGS)
 
 fuzz: ## Fuzz each parser of files for SECONDS=30, under the sanitizers
 	@tools/setup.sh build tsan

@@ -9,7 +9,7 @@ tools/build.sh ci -DPENSTOCK_UNITY=OFF
 ctest --preset ci --parallel "${JOBS:-$(nproc)}" --output-on-failure --label-exclude slow
 tools/check_layers.py
 tools/python.sh format --check
-tools/mutants.py --check
+tools/python.sh tool tools/mutants.py --check
 
 changed() {
   git diff --name-only --diff-filter=d "${BASE:-HEAD}" -- "$@"

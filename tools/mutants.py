@@ -1,429 +1,336 @@
 #!/usr/bin/env python3
-"""Removes the guards that tests/mutants lists, one at a time, and shows whether a test notices.
+"""Removes something of the sources, one thing at a time, and shows whether a test notices.
 
-mutants.py [--only REGEX] [--layer LAYER] [--build PRESET] [--jobs N] [--check]
+mutants.py [--all | --since REV] [--layer LAYER] [--only REGEX] [--sample N] [--jobs N] [--again] [--list] [--check]
 
-A list, tests/mutants/LAYER.toml, holds tables [[guard]]:
+tools/removals.py makes what is removed from the sources; tests/mutants.toml holds what no rule makes. Without --all, only
+lines that changed count: since REV, or since this branch left main, or on main since the commit before.
 
-name       what is removed, in a few words
-file       the source, from the repository's root
-text       what is replaced; it stands in the file once
-with       what stands there instead, "" where left out
-tests      which tests should notice, as --gtest_filter takes it (python: pytest's arguments); left out: the layer's
-program    the layer of the test program that runs, where it is not the list's own
-build      ci (where left out), asan or tsan: the preset whose test program notices; python has one of its own
-repeat     how often the tests run at most, 1 where left out
-unnoticed  why no test can notice: what is equivalent, or not observable here. It is not run.
-
-Only the mutated file is compiled, and the test program linked anew, or the command or the recorder that it runs, so that
-a guard takes seconds. It fails where a text does not stand in its file once, where a mutant does not compile, where the
-tests fail without it, and where one that should be noticed is not. A mutant is noticed where the tests fail, crash or do
-not end.
+Only the changed file is compiled, and only the programs that run it are linked. The tests that are named like the file
+run first, then all tests of its layer. A mutant is noticed if tests fail, crash or do not end. Results are kept in
+build/mutants, so that a run that was stopped goes on; --again judges anew what was not noticed. If something was not
+noticed, or could not be judged, the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
-import dataclasses
-import functools
-import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-try:
-    import tomllib
-except ModuleNotFoundError:
-    sys.exit("mutants.py: waived: this needs Python 3.11 or newer")
-
 ROOT = Path(__file__).resolve().parent.parent
-LISTS = ROOT / "tests" / "mutants"
-WORK = ROOT / "build" / "mutants"
-# The same options as in the test presets.
-SANITIZERS = {
-    "ASAN_OPTIONS": "detect_stack_use_after_return=1:external_symbolizer_path=/usr/bin/addr2line",
-    "LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:external_symbolizer_path=/usr/bin/addr2line",
-}
-COMMAND = "penstock"
-RECORDER = "libpenstock_recorder.so"  # beside the command
-PATIENCE_S = 600  # with tests that should pass; a mutant has a multiple of what they took
+try:
+    import tree_sitter  # noqa: F401
+except ModuleNotFoundError:  # in the environment of the tools it is
+    os.execv(ROOT / "tools" / "python.sh", ["python.sh", "tool", *sys.argv])
+
+from kept_removals import LIST, kept_removals
+from mutant import WORK, Mutant, Problem, layer_of, source_of, sources
+from mutant_trees import DoesNotCompile, Module, Tree, build, programs_of
+from removals import Removal, removals
+
+PATIENCE_S = 1800  # with tests that should pass; a mutant has a multiple of what they took
+SANITIZED = {"core", "device", "memory", "transfer", "data", "loader"}  # the layers that the preset tsan builds
+OUTCOMES = ("noticed", "not noticed", "not compiled", "broken", "as listed")
 
 
-class Problem(Exception):
-    """A guard cannot be judged; says why."""
+def shown(text: bytes) -> str:
+    words = " ".join(text.decode().split())
+    return words if len(words) <= 60 else f"{words[:40]} ... {words[-15:]}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Guard:
-    layer: str
-    name: str
-    file: str
-    text: str
-    replacement: str
-    tests: str
-    program: str
-    build: str
-    repeat: int
-    unnoticed: str
-
-    @property
-    def place(self) -> str:
-        before, found, _ = (ROOT / self.file).read_text().partition(self.text)
-        return f"{self.file}:{before.count(chr(10)) + 1}" if found else self.file
-
-    @functools.cached_property
-    def folder(self) -> Path:
-        digest = hashlib.sha256(f"{self.file}\0{self.text}\0{self.replacement}".encode()).hexdigest()
-        return WORK / self.layer / digest[:12]
-
-    def matches(self) -> int:
-        file = ROOT / self.file
-        return file.read_text().count(self.text) if file.is_file() else 0
+def generated(file: str) -> Iterator[Mutant]:
+    source = source_of(file)
+    for removal in removals(source, Path(file).suffix):
+        races = removal.kind in ("lock", "order") and layer_of(file) in SANITIZED
+        replacement = removal.replacement.encode()
+        name = described(removal, source)
+        yield Mutant(file, removal.start, removal.end, replacement, name, build="tsan" if races else "")
 
 
-KEYS = {"name", "file", "text", "with", "tests", "program", "build", "repeat", "unnoticed"}
+def described(removal: Removal, source: bytes) -> str:
+    removed = shown(source[removal.start : removal.end])
+    if removal.replacement in (";", "pass"):
+        return f"without `{removed}`"
+    return f"`{removed}` is `{shown(removal.replacement.encode())}`"
 
 
-def read_list(path: Path) -> list[Guard]:
-    guards = []
-    for entry in tomllib.loads(path.read_text()).get("guard", []):
-        unknown = entry.keys() - KEYS
-        if unknown or not {"name", "file", "text"} <= entry.keys():
-            raise Problem(
-                f"{path.name}: {entry.get('name', entry)}: needs name, file and text; unknown: {sorted(unknown)}"
-            )
-        guards.append(
-            Guard(
-                layer=path.stem,
-                name=entry["name"],
-                file=entry["file"],
-                text=entry["text"],
-                replacement=entry.get("with", ""),
-                tests=entry.get("tests", ""),
-                program=entry.get("program", path.stem),
-                build="python" if path.stem == "python" else entry.get("build", "ci"),
-                repeat=entry.get("repeat", 1),
-                unnoticed=entry.get("unnoticed", ""),
-            )
-        )
-    return guards
+def changed_lines(since: str) -> dict[str, list[range]]:
+    """For each file that differs from a commit, the lines that it has now."""
+    found: dict[str, list[range]] = {}
+    file = ""
+    for line in git("diff", "--unified=0", "--no-prefix", since).splitlines():
+        if line.startswith("+++ "):
+            file = line[4:]
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            begin, count = int(hunk[1]), int(hunk[2] or 1)
+            found.setdefault(file, []).append(range(begin, begin + max(count, 1)))
+    for new in git("ls-files", "--others", "--exclude-standard").splitlines():
+        found[new] = [range(1, sys.maxsize)]
+    return found
 
 
-def run(command: list[str] | str, folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, shell=isinstance(command, str), capture_output=True, text=True)
+def git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
-        raise Problem(f"{done.stdout}{done.stderr}"[-3000:])
-    return done.stdout
+        raise Problem(done.stderr.strip())
+    return done.stdout.strip()
 
 
-class Tree:
-    """A build tree, with the commands of its compiler and its linker."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.commands = {}  # of each source; several are compiled as one where it is a unity build
-        for entry in json.loads((self.folder / "compile_commands.json").read_text()):
-            # Absolute or not, as the version of CMake has it; ninja has it relative.
-            entry["output"] = os.path.relpath(self.folder / entry["output"], self.folder)
-            sources = [entry["file"]]
-            if "/Unity/" in entry["file"]:
-                sources = re.findall(r'^#include "(.*)"', Path(entry["file"]).read_text(), re.M)
-            self.commands |= {os.path.relpath(source, ROOT): entry for source in sources}
-        self.lock = threading.Lock()
-
-    @functools.cached_property
-    def dependents(self) -> dict[str, list[str]]:
-        """For each header, the sources that include it."""
-        objects = {entry["output"]: source for source, entry in self.commands.items()}
-        found: dict[str, list[str]] = {}
-        source: str | None = None
-        for line in run(["ninja", "-t", "deps"], self.folder).splitlines():
-            if line.startswith("    "):
-                header = os.path.relpath(self.folder / line.strip(), ROOT)
-                if source and not header.startswith(".."):
-                    found.setdefault(header, []).append(source)
-            else:
-                source = objects.get(line.split(":")[0])
-        return found
-
-    def program(self, guard: Guard) -> str:
-        """The test program, from the folder."""
-        return f"tests/test_{guard.program}"
-
-    def target(self, guard: Guard) -> str:
-        """What is linked, from the folder: the test program, the command that it runs, or the recorder that this loads."""
-        program = self.program(guard)
-        if guard.file not in self.commands or self.commands[guard.file]["output"] in self.link_command(program):
-            return program
-        return {"cli": COMMAND, "recorder": RECORDER}.get(Path(guard.file).parts[0], program)
-
-    @functools.cache
-    def link_command(self, target: str) -> list[str]:
-        words = shlex.split(run(["ninja", "-t", "commands", target], self.folder).splitlines()[-1])
-        begin = words.index("&&") + 1
-        return words[begin : words.index("&&", begin)]
-
-    def sources_of(self, guard: Guard) -> list[str]:
-        if guard.file in self.commands:
-            return [guard.file]
-        with self.lock:
-            dependents = self.dependents.get(guard.file, [])
-        linked = self.link_command(self.target(guard))
-        sources = [s for s in dependents if s.startswith("src/") or self.commands[s]["output"] in linked]
-        if not sources:
-            raise Problem(f"{guard.file} is compiled into nothing in {self.folder}")
-        return sources
-
-    def compile(self, guard: Guard, source: str) -> tuple[str, Path]:
-        """Compiles `source` with the guard removed. Gives the object that it replaces, and the new one."""
-        entry = self.commands[source]
-        words = shlex.split(entry["command"])
-        overlay = guard.folder / "source"
-        own = overlay / source
-        if not own.exists():
-            own.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / source, own)
-        compiled = Path(entry["file"])
-        if compiled != ROOT / source:
-            own = overlay / compiled.name
-            own.write_text(self.unit_with_own_headers(guard, compiled.read_text(), overlay))
-        target = guard.folder / guard.build / (source.replace("/", "_") + ".o")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        includes = [f"-I{overlay / folder}" for folder in ("src", "include", "tests", "cli", "python/src", "")]
-        includes += [f"-iquote{root / Path(source).parent}" for root in (overlay, ROOT)]
-        words[words.index("-o") + 1] = str(target)
-        words[words.index("-c") + 1] = str(own)
-        first = next(i for i, word in enumerate(words) if word.startswith("-I"))
-        run([*words[:first], *includes, *words[first:], "-O1", "-g0", "-w"], Path(entry["directory"]))
-        return entry["output"], target
-
-    def unit_with_own_headers(self, guard: Guard, unit: str, overlay: Path) -> str:
-        """The unit, with all sources of the guard's folder beside its headers: from two places, these would be there twice."""
-        folder = Path(guard.file).parent
-        for name in re.findall(rf'^#include "{ROOT / folder}/([^/]*)"', unit, re.M):
-            if not (overlay / folder / name).exists():
-                shutil.copyfile(ROOT / folder / name, overlay / folder / name)
-        return unit.replace(f'"{ROOT / folder}/', f'"{overlay / folder}/')
-
-    def link(self, guard: Guard, objects: list[tuple[str, Path]]) -> Path:
-        words = list(self.link_command(self.target(guard)))
-        linked = guard.folder / guard.build / Path(self.target(guard)).name
-        words[words.index("-o") + 1] = str(linked)
-        for original, own in objects:
-            if original in words:
-                words[words.index(original)] = str(own)
-            else:
-                # Before the library: its own member is then not asked for.
-                libraries = ("libpenstock_command.a", "libpenstock.a")
-                words.insert(next(i for i, word in enumerate(words) if word.endswith(libraries)), str(own))
-        run([*words, "-Wl,--strip-debug"], self.folder)
-        if linked.name == COMMAND:
-            (linked.parent / RECORDER).symlink_to(self.folder / RECORDER)
-        return linked
-
-    def tests(self, guard: Guard, linked: Path | None) -> tuple[list[str], dict[str, str]]:
-        """The command that runs the tests of a guard, with or without the program linked for it, and its environment."""
-        environment = SANITIZERS
-        program = linked or self.folder / self.program(guard)
-        if variable := {COMMAND: "PENSTOCK_COMMAND", RECORDER: "PENSTOCK_RECORDER"}.get(program.name):
-            environment = SANITIZERS | {variable: str(program)}
-            program = self.folder / self.program(guard)
-        command = [str(program), "--gtest_fail_fast", "--gtest_color=no", f"--gtest_repeat={guard.repeat}"]
-        return [*command, f"--gtest_filter={guard.tests or '*'}"], environment
-
-
-class Module(Tree):
-    """The build tree of the module that Python imports."""
-
-    def __init__(self, folder: Path):
-        self.python = ROOT / "build" / "python" / "venv" / "bin" / "python"
-        run([ROOT / "tools" / "python.sh", "environment"], ROOT)
-        options = [
-            f"Python_EXECUTABLE={self.python}",
-            "CMAKE_BUILD_TYPE=Release",
-            "CMAKE_CXX_FLAGS=-O1",
-            "CMAKE_EXPORT_COMPILE_COMMANDS=ON",
-            "PENSTOCK_UNITY=OFF",
-            "PENSTOCK_FMT_HEADER_ONLY=OFF",
-        ]
-        defined = [f"-D{option}" for option in options]
-        run(["cmake", "-S", ROOT / "python", "-B", folder, "-G", "Ninja", *defined], ROOT)
-        run(["cmake", "--build", folder], ROOT)
-        super().__init__(folder)
-        self.module = next(folder.glob("_core*.so"))
-        self.lay_out(folder)
-
-    def target(self, guard: Guard) -> str:
-        return self.module.name
-
-    def lay_out(self, folder: Path, module: Path | None = None) -> Path:
-        """Makes a package of the sources, of those in the folder first, and the module; where Python looks for it."""
-        package = folder / "site" / "penstock"
-        shutil.rmtree(package, ignore_errors=True)
-        package.mkdir(parents=True)
-        for file in filter(Path.is_file, (ROOT / "python" / "penstock").iterdir()):
-            mutated = folder / "source" / "python" / "penstock" / file.name
-            (package / file.name).symlink_to(mutated if mutated.exists() else file)
-        (package / self.module.name).symlink_to(module or self.module)
-        return package.parent
-
-    def tests(self, guard: Guard, linked: Path | None) -> tuple[list[str], dict[str, str]]:
-        mutated = guard.folder.exists()
-        site = self.lay_out(guard.folder, linked) if mutated else self.folder / "site"
-        driver = ROOT / "build" / "ci" / "tests" / "fake_driver" / "libfake_cuda.so"
-        environment = {"PYTHONPATH": str(site), "PENSTOCK_FAKE_DRIVER": str(driver)}
-        command = [str(self.python), "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        return [*command, *shlex.split(guard.tests)], environment
-
-
-def mutate(guard: Guard) -> None:
-    folder = guard.folder / "source" / Path(guard.file).parent
-    folder.mkdir(parents=True)
-    for header in (ROOT / guard.file).parent.glob("*.hpp"):
-        shutil.copyfile(header, folder / header.name)  # one that is beside a source is found there first
-    text = (ROOT / guard.file).read_text()
-    (folder / Path(guard.file).name).write_text(text.replace(guard.text, guard.replacement))
+def where_the_branch_began() -> str:
+    try:
+        base = git("merge-base", "HEAD", "main")
+    except Problem:
+        return "HEAD~1"
+    return "HEAD~1" if base == git("rev-parse", "HEAD") else base
 
 
 def first_failure(output: str) -> str:
-    failed = re.search(r"^\[  FAILED  \] (\S+?),? ", output, re.M) or re.search(r"^FAILED (\S+)", output, re.M)
+    failed = re.search(r"^\[  FAILED  \] (\S+?),? ", output, re.M) or re.search(
+        r"^(?:FAILED|ERROR) (\S+)", output, re.M
+    )
     if failed:
-        return failed.group(1)
+        return failed.group(1).rstrip(",")
     running = re.findall(r"^\[ RUN      \] (\S+)", output, re.M)
     return running[-1] if running else ""
 
 
 def run_tests(command: list[str], environment: dict[str, str], patience: float) -> tuple[bool, str]:
     """True if the tests passed; otherwise says which failed, and how."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=patience,
-        )
-    except subprocess.TimeoutExpired as expired:
-        output = expired.stdout or b""
-        return False, f"does not end: {first_failure(output.decode(errors='replace'))}"
-    output = done.stdout + done.stderr
+        output, _ = process.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)  # with the processes that the tests have started
+        output, _ = process.communicate()
+        return False, f"does not end: {first_failure(output)}"
     if re.search(r"^\[==========\] Running 0 tests|no tests ran|error: not found", output, re.M):
-        raise Problem(f"its tests match none: {output[-500:]}")
-    if done.returncode == 0:
+        return True, "no tests"
+    if process.returncode == 0:
         return True, ""
-    how = "" if done.returncode > 0 else f" (signal {-done.returncode})"
+    how = "" if process.returncode > 0 else f" (signal {-process.returncode})"
     sanitizer = re.search(r"(WARNING|ERROR): \w+Sanitizer: [\w -]+", output)
     return False, first_failure(output) + how + (f" {sanitizer.group(0)}" if sanitizer else "")
 
 
 class Bench:
-    """Judges guards, several at a time."""
+    """Judges mutants, several at a time."""
 
-    def __init__(self, presets: set[str]) -> None:
-        self.trees = {preset: Tree(ROOT / "build" / preset) for preset in presets - {"python"}}
-        if "python" in presets:
-            self.trees["python"] = Module(WORK / "module")
+    def __init__(self, mutants: list[Mutant], jobs: int) -> None:
+        self.trees: dict[str, Tree] = {}
+        wanted: dict[str, set[str]] = collections.defaultdict(set)
+        for mutant in mutants:
+            wanted[mutant.preset].add(mutant.layer)
+        for preset, layers in sorted(wanted.items()):
+            if preset == "python":
+                build("ci", ["penstock", "penstock_command", "penstock_recorder", "fake_cuda"], jobs)
+                self.trees[preset] = Module(WORK / "module", jobs)
+            else:
+                build(preset, sorted({f"test_{program}" for layer in layers for program in programs_of(layer)}), jobs)
+                self.trees[preset] = Tree(ROOT / "build" / preset)
         self.baseline_lock = threading.Lock()
         self.baselines: dict[tuple[str, ...], concurrent.futures.Future[float]] = {}
 
-    def patience(self, guard: Guard) -> float:
+    def rounds(self, mutant: Mutant, tree: Tree) -> Iterator[tuple[str, str]]:
+        """Which tests run, of which program: first those that likely notice."""
+        programs = programs_of(mutant.layer)
+        if mutant.tests:
+            yield from ((program, mutant.tests) for program in programs)
+            return
+        for program in programs:
+            if near := tree.near(mutant.file, program):
+                yield program, near
+        for program in programs:
+            yield program, tree.others(tree.near(mutant.file, program))
+
+    def patience(self, tree: Tree, program: str, chosen: str, repeat: int) -> float:
         """Checks that the tests pass while nothing is removed. Gives the seconds after which a mutant counts as hanging."""
-        shutil.rmtree(guard.folder, ignore_errors=True)
+        command, environment = tree.tests(program, chosen, 1, {})
         with self.baseline_lock:
-            command, environment = self.trees[guard.build].tests(dataclasses.replace(guard, repeat=1), None)
             future = self.baselines.get(tuple(command))
             mine = future is None
             if mine:
                 future = self.baselines[tuple(command)] = concurrent.futures.Future()
         if mine:
             begin = time.monotonic()
-            try:
-                passed, how = run_tests(command, environment, PATIENCE_S)
-                if not passed:
-                    raise Problem(f"the tests fail while it is there, too: {how}")
+            passed, how = run_tests(command, environment, PATIENCE_S)
+            if passed:
                 future.set_result(time.monotonic() - begin)
-            except Problem as problem:
-                future.set_exception(problem)
-        return 20 + 5 * guard.repeat * future.result()
+            else:
+                future.set_exception(Problem(f"the tests fail while it is there, too: {how}"))
+        return 20 + 5 * repeat * future.result()
 
-    def judge(self, guard: Guard) -> tuple[bool, str]:
-        tree = self.trees[guard.build]
-        patience = self.patience(guard)
-        mutate(guard)
-        linked = None
-        if not guard.file.endswith(".py"):
-            linked = tree.link(guard, [tree.compile(guard, source) for source in tree.sources_of(guard)])
-        passed, how = run_tests(*tree.tests(guard, linked), patience)
-        shutil.rmtree(guard.folder)
-        return not passed, how
+    def judge(self, mutant: Mutant) -> tuple[str, str]:
+        """The outcome, and how it was noticed or why it was not judged."""
+        shutil.rmtree(mutant.folder, ignore_errors=True)
+        try:
+            return self.judge_in(mutant, self.trees[mutant.preset])
+        except DoesNotCompile as error:
+            return ("broken" if mutant.is_kept else "not compiled"), str(error)[-300:]
+        except Problem as error:
+            return "broken", str(error)
+        finally:
+            shutil.rmtree(mutant.folder, ignore_errors=True)
+
+    def judge_in(self, mutant: Mutant, tree: Tree) -> tuple[str, str]:
+        write_source(mutant)
+        objects = []
+        if not mutant.file.endswith(".py"):
+            objects = [tree.compile(mutant, source) for source in tree.sources_of(mutant)]
+        linked: dict[str, dict[str, Path]] = {}
+        for program, chosen in self.rounds(mutant, tree):
+            if program not in linked:
+                linked[program] = tree.prepare(mutant, program, objects)
+            patience = self.patience(tree, program, chosen, mutant.repeat)
+            passed, how = run_tests(*tree.tests(program, chosen, mutant.repeat, linked[program]), patience)
+            if not passed:
+                return "noticed", how
+        return "not noticed", ""
+
+
+def write_source(mutant: Mutant) -> None:
+    """Writes the changed file, beside the headers of its folder: one that is beside a source is found there first."""
+    folder = mutant.folder / "source" / Path(mutant.file).parent
+    folder.mkdir(parents=True)
+    for header in (ROOT / mutant.file).parent.glob("*.hpp"):
+        shutil.copyfile(header, folder / header.name)
+    (folder / Path(mutant.file).name).write_bytes(mutant.text)
+    if mutant.file.endswith(".py"):
+        try:
+            compile(mutant.text, mutant.file, "exec")
+        except SyntaxError as error:
+            raise DoesNotCompile(str(error)) from None
+
+
+class Results:
+    """What came out, a line of JSON for each mutant: a run that was stopped goes on behind it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.known = {result["key"]: result for result in map(json.loads, lines)}
+
+    def add(self, mutant: Mutant, outcome: str, how: str, seconds: float) -> dict:
+        result = {"key": mutant.key, "place": mutant.place, "name": mutant.name, "outcome": outcome, "how": how}
+        self.known[mutant.key] = result | {"seconds": round(seconds, 1)}
+        with self.path.open("a") as file:
+            file.write(json.dumps(self.known[mutant.key]) + "\n")
+        return self.known[mutant.key]
+
+
+def judge_all(mutants: list[Mutant], options: argparse.Namespace) -> dict[str, dict]:
+    results = Results(WORK / "results.jsonl")
+    again = {"broken"} | ({"not noticed"} if options.again else set())
+    left = [m for m in mutants if results.known.get(m.key, {"outcome": "broken"})["outcome"] in again]
+    print(f"{len(mutants)} mutants, {len(mutants) - len(left)} of them judged before", flush=True)
+    if left:
+        bench = Bench(left, options.jobs)
+        lock = threading.Lock()
+
+        def judge(mutant: Mutant) -> None:
+            begin = time.monotonic()
+            outcome, how = bench.judge(mutant)
+            with lock:
+                results.add(mutant, outcome, how, time.monotonic() - begin)
+                print(f"{outcome:12} {mutant.place} {mutant.name}: {how.strip()[-300:]}", flush=True)
+
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            for _ in pool.map(judge, left):
+                pass
+    return results.known
+
+
+def table(mutants: list[Mutant], known: dict[str, dict]) -> str:
+    """By layer, how many came out how, and the seconds that each took."""
+    counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for mutant in mutants:
+        result = known.get(mutant.key, {"outcome": "as listed" if mutant.unnoticed else "", "seconds": 0})
+        counts[mutant.layer][result["outcome"]] += 1
+        seconds[mutant.layer] += result["seconds"]
+    lines = [f"{'layer':10}{'made':>8}" + "".join(f"{outcome:>14}" for outcome in OUTCOMES) + f"{'s each':>8}"]
+    for layer, count in sorted(counts.items()):
+        judged = count.total() - count["as listed"] - count[""]
+        each = f"{seconds[layer] / judged:8.1f}" if judged else ""
+        lines.append(f"{layer:10}{count.total():8}" + "".join(f"{count[outcome]:14}" for outcome in OUTCOMES) + each)
+    return "\n".join(lines)
+
+
+def choose(kept: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
+    """The kept mutants and those that are made, without what is kept already."""
+    changed = None if options.all else changed_lines(options.since or where_the_branch_began())
+    files = [file for file in sources() if changed is None or file in changed]
+    shapes = {mutant.shape for mutant in kept}
+    everything = [mutant for mutant in kept if mutant.file in files]
+    for file in files:
+        everything += (mutant for mutant in generated(file) if mutant.shape not in shapes)
+    chosen = (
+        mutant
+        for mutant in everything
+        if options.layer in (None, mutant.layer)
+        and (changed is None or any(overlap(mutant.lines, lines) for lines in changed[mutant.file]))
+        and re.search(options.only, f"{mutant.place} {mutant.name}")
+        and int(mutant.key, 16) % options.sample == 0
+    )
+    return sorted(chosen, key=lambda mutant: (mutant.layer, mutant.file, mutant.start))
+
+
+def overlap(some: range, others: range) -> bool:
+    return some.start < others.stop and others.start < some.stop
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="REGEX", default="", help="guards whose place or name matches")
-    parser.add_argument("--layer", help="one list alone")
-    parser.add_argument("--build", help="the guards of one preset alone: ci, asan, tsan or python")
+    parser.add_argument("--all", action="store_true", help="of all lines")
+    parser.add_argument("--since", metavar="REV", help="of the lines that changed since this commit")
+    parser.add_argument("--layer", help="of one layer alone: core, ..., cli, recorder or python")
+    parser.add_argument("--only", metavar="REGEX", default="", help="those whose place or description matches")
+    parser.add_argument("--sample", metavar="N", type=int, default=1, help="one of N, always the same")
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
-    parser.add_argument("--check", action="store_true", help="only see that each text still stands in its file")
+    parser.add_argument("--again", action="store_true", help="judge anew what was not noticed")
+    parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--check", action="store_true", help="only see that each kept removal is still found")
     options = parser.parse_args()
 
-    guards = [guard for path in sorted(LISTS.glob("*.toml")) for guard in read_list(path)]
-    stale = [guard for guard in guards if guard.matches() != 1]
-    for guard in stale:
-        print(f"{guard.layer}: {guard.name}: its text stands {guard.matches()} times in {guard.file}")
-    if stale or options.check:
-        print(f"{len(guards)} guards are listed, {len(stale)} of them do not match the source")
-        return 1 if stale else 0
+    kept, wrong = kept_removals()
+    for problem in wrong:
+        print(f"{LIST.relative_to(ROOT)}: {problem}")
+    if wrong or options.check:
+        print(f"{len(kept) + len(wrong)} removals are kept, {len(wrong)} of them are not found once")
+        return 1 if wrong else 0
 
-    chosen = [
-        guard
-        for guard in guards
-        if options.layer in (None, guard.layer)
-        and options.build in (None, guard.build)
-        and re.search(options.only, f"{guard.place} {guard.name}")
-    ]
-    to_run = [guard for guard in chosen if not guard.unnoticed]
-    presets = {guard.build for guard in to_run}
-    # Python's tests need the fake driver of the others.
-    for preset in sorted({"ci" if preset == "python" else preset for preset in presets}):
-        run([ROOT / "tools" / "build.sh", preset], ROOT)
-    bench = Bench(presets)
-    noticed, missed, broken = 0, [], []
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        judging = {pool.submit(bench.judge, guard): guard for guard in to_run}
-        for future in concurrent.futures.as_completed(judging):
-            guard = judging[future]
-            try:
-                seen, how = future.result()
-            except Problem as problem:
-                broken.append(guard)
-                print(f"BROKEN       {guard.place} {guard.name}: {problem}", flush=True)
-                continue
-            if seen:
-                noticed += 1
-                print(f"noticed      {guard.place} {guard.name}: {how}", flush=True)
-            else:
-                missed.append(guard)
-                print(f"NOT NOTICED  {guard.place} {guard.name}", flush=True)
-    for guard in chosen:
-        if guard.unnoticed:
-            print(f"as listed    {guard.place} {guard.name}: {guard.unnoticed}")
-    print(
-        f"{len(chosen)} guards: {noticed} noticed when removed, {len(missed)} not, {len(broken)} could not be judged, "
-        f"{len(chosen) - len(to_run)} listed with the reason why no test can"
-    )
-    return 1 if missed or broken else 0
+    mutants = choose(kept, options)
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant.place} {mutant.name}" + (f" ({mutant.unnoticed})" if mutant.unnoticed else ""))
+        known = {}
+    else:
+        known = judge_all([mutant for mutant in mutants if not mutant.unnoticed], options)
+    missed = [mutant for mutant in mutants if known.get(mutant.key, {}).get("outcome") in ("not noticed", "broken")]
+    for mutant in missed:
+        print(f"{known[mutant.key]['outcome'].upper():13}{mutant.place} {mutant.name}")
+    print(table(mutants, known))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The Python package:
-# python.sh install | test | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] | stubs, [ARGS]
+# python.sh install | test | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] | stubs |
+# tool, [ARGS]
 #
 # install          into .venv; the packages that the build needs come from the package index
 # test             builds the wheel, around the library of the finished build in PENSTOCK_BUILT if that is set; installs it
@@ -13,6 +14,7 @@
 # train            runs examples/train_fashion_mnist.py, with this Python's PyTorch if it has one, otherwise
 # in .venv
 # stubs            writes python/penstock/_core.pyi
+# tool ARGS        runs Python with the packages of tools/requirements.txt
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/quietly.sh
@@ -143,8 +145,17 @@ case "${1:-}" in
   stubs)
     "$build/venv/bin/python" -m nanobind.stubgen -q -m penstock._core -o python/penstock/_core.pyi
     ;;
+  tool)
+    shift
+    make_environment "$build/tools"
+    cmp -s tools/requirements.txt "$build/tools/requirements.txt" || {
+      quietly "$build/tools/bin/python" -m pip install -r tools/requirements.txt
+      cp tools/requirements.txt "$build/tools/requirements.txt"
+    }
+    exec "$build/tools/bin/python" -B "$@"
+    ;;
   *)
-    echo "usage: python.sh install | test | environment | test-frameworks | beside | gpu-test | train | format | stubs" >&2
+    echo "usage: python.sh install | test | environment | test-frameworks | beside | gpu-test | train | format | stubs | tool" >&2
     exit 2
     ;;
 esac

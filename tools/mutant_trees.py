@@ -1,0 +1,228 @@
+"""Compiles one changed source, links the programs that notice it, and says how their tests are run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+from mutant import ROOT, Mutant, Problem
+
+# The same options as in the test presets.
+SANITIZERS = {
+    "ASAN_OPTIONS": "detect_stack_use_after_return=1:external_symbolizer_path=/usr/bin/addr2line",
+    "LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:"
+    "external_symbolizer_path=/usr/bin/addr2line",
+}
+COMMAND = "penstock"
+LIBRARIES = ("libpenstock_command.a", "libpenstock.a")
+RECORDER = "libpenstock_recorder.so"  # beside the command
+# The test programs of a layer, where it is not the one of its name.
+PROGRAMS = {"doctor": ("doctor", "recorder", "cli"), "recorder": ("recorder",), "cli": ("cli", "recorder")}
+
+
+def programs_of(layer: str) -> tuple[str, ...]:
+    return PROGRAMS.get(layer, (layer,))
+
+
+class DoesNotCompile(Exception):
+    """No mutant that could run."""
+
+
+def run(command: list[str | Path], folder: Path, failure: type[Exception] = Problem) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise failure(f"{done.stdout}{done.stderr}"[-3000:])
+    return done.stdout
+
+
+def build(preset: str, targets: list[str], jobs: int) -> None:
+    os.environ["CMAKE_GENERATOR"] = "Ninja"
+    # Each source by itself: that of a mutant is compiled alone.
+    run(["cmake", "--preset", preset, "-DPENSTOCK_UNITY=OFF"], ROOT)
+    run(["cmake", "--build", "--preset", preset, "--parallel", str(jobs), "--target", *targets], ROOT)
+
+
+class Tree:
+    """A build tree, with the commands of its compiler and its linker."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.commands: dict[str, list[dict]] = {}  # of each source, which may be part of several programs
+        for entry in json.loads((self.folder / "compile_commands.json").read_text()):
+            # Absolute or not, as the version of CMake has it; ninja has it relative.
+            entry["output"] = os.path.relpath(self.folder / entry["output"], self.folder)
+            self.commands.setdefault(os.path.relpath(entry["file"], ROOT), []).append(entry)
+        self.lock = threading.Lock()
+
+    @functools.cached_property
+    def dependents(self) -> dict[str, list[str]]:
+        """For each header, the sources that include it."""
+        objects = {entry["output"]: source for source, entries in self.commands.items() for entry in entries}
+        found: dict[str, list[str]] = {}
+        source: str | None = None
+        for line in run(["ninja", "-t", "deps"], self.folder).splitlines():
+            if line.startswith("    "):
+                header = os.path.relpath(self.folder / line.strip(), ROOT)
+                if source and not header.startswith(".."):
+                    found.setdefault(header, []).append(source)
+            else:
+                source = objects.get(line.split(":")[0])
+        return found
+
+    def targets(self, mutant: Mutant, program: str) -> list[str]:
+        """What is linked for a test program: itself, the command that it runs, the recorder that the command loads."""
+        test, top = f"tests/test_{program}", Path(mutant.file).parts[0]
+        if program in ("cli", "recorder") and top == "cli":
+            return [test, COMMAND]
+        return [test, RECORDER] if top == "recorder" else [test]
+
+    @functools.cache
+    def link_command(self, target: str) -> list[str]:
+        words = shlex.split(run(["ninja", "-t", "commands", target], self.folder).splitlines()[-1])
+        begin = words.index("&&") + 1
+        return words[begin : words.index("&&", begin)]
+
+    def sources_of(self, mutant: Mutant) -> list[str]:
+        """Of a header: the sources of its layer and of the layer's tests. Others keep what they have."""
+        if mutant.file in self.commands:
+            return [mutant.file]
+        with self.lock:
+            dependents = sorted(set(self.dependents.get(mutant.file, [])))
+        own = [s for s in dependents if re.match(rf"(src|tests)/{mutant.layer}/|python/src/|{mutant.layer}/", s)]
+        if not dependents:
+            raise DoesNotCompile(f"{mutant.file} is compiled into nothing in {self.folder}")
+        return own or dependents
+
+    def compile(self, mutant: Mutant, source: str) -> tuple[set[str], Path]:
+        """Compiles `source` with what the mutant changes. Gives the objects that it replaces, and the new one."""
+        entry = self.commands[source][0]
+        words = shlex.split(entry["command"])
+        overlay = mutant.folder / "source"
+        own = overlay / source
+        if not own.exists():
+            own.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / source, own)
+        target = mutant.folder / f"{source.replace('/', '_')}.o"
+        includes = [f"-I{overlay / folder}" for folder in ("src", "include", "tests", "cli", "python/src", "")]
+        includes += [f"-iquote{root / Path(source).parent}" for root in (overlay, ROOT)]
+        words[words.index("-o") + 1] = str(target)
+        words[words.index("-c") + 1] = str(own)
+        first = next(i for i, word in enumerate(words) if word.startswith("-I"))
+        # Tests keep the options that their precompiled header has.
+        options = [] if source.startswith("tests/") else ["-O1", "-g0"]
+        run([*words[:first], *includes, *words[first:], *options, "-w"], Path(entry["directory"]), DoesNotCompile)
+        return {entry["output"] for entry in self.commands[source]}, target
+
+    def link(self, mutant: Mutant, target: str, objects: list[tuple[set[str], Path]]) -> Path:
+        words = list(self.link_command(target))
+        linked = mutant.folder / Path(target).name
+        words[words.index("-o") + 1] = str(linked)
+        for originals, own in objects:
+            if held := originals & set(words):
+                words[words.index(held.pop())] = str(own)
+            elif library := next((word for word in words if word.endswith(LIBRARIES)), ""):
+                words.insert(words.index(library), str(own))  # the library's own member is then not asked for
+        run([*words, "-Wl,--strip-debug"], self.folder, DoesNotCompile)
+        return linked
+
+    def prepare(self, mutant: Mutant, program: str, objects: list[tuple[set[str], Path]]) -> dict[str, Path]:
+        """Links what the program needs. Gives each by the name that it has in the build tree."""
+        linked = {target: self.link(mutant, target, objects) for target in self.targets(mutant, program)}
+        if COMMAND in linked:
+            shutil.rmtree(mutant.folder / RECORDER, ignore_errors=True)
+            (mutant.folder / RECORDER).symlink_to(self.folder / RECORDER)
+        return linked
+
+    def tests(
+        self, program: str, chosen: str, repeat: int, linked: dict[str, Path]
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command that runs tests of a program, where some of it is linked anew, and its environment."""
+        test = f"tests/test_{program}"
+        environment = dict(SANITIZERS)
+        for target, variable in ((COMMAND, "PENSTOCK_COMMAND"), (RECORDER, "PENSTOCK_RECORDER")):
+            if target in linked:
+                environment[variable] = str(linked[target])
+        command = [str(linked.get(test, self.folder / test)), "--gtest_fail_fast", "--gtest_color=no"]
+        return [*command, f"--gtest_repeat={repeat}", f"--gtest_filter={chosen or '*'}"], environment
+
+    @functools.cache
+    def near(self, file: str, program: str) -> str:
+        """Which tests come first: those in files that are named like the source, or include its header. "" if none."""
+        stem = Path(file).stem
+        suites = set()
+        for test in sorted((ROOT / "tests" / program).glob("*.cpp")):
+            text = test.read_text()
+            if test.stem.startswith(stem) or re.search(rf'[/"]{stem}\.hpp[">]', text):
+                suites |= set(re.findall(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST)\((\w+),", text, re.M))
+        return ":".join(f"{suite}.*:*/{suite}.*:{suite}/*" for suite in sorted(suites))
+
+    def others(self, near: str) -> str:
+        return f"*-{near}" if near else "*"
+
+
+class Module(Tree):
+    """The build tree of the module that Python imports."""
+
+    def __init__(self, folder: Path, jobs: int):
+        self.python = ROOT / "build" / "python" / "venv" / "bin" / "python"
+        run([ROOT / "tools" / "python.sh", "environment"], ROOT)
+        options = [
+            f"Python_EXECUTABLE={self.python}",
+            "CMAKE_BUILD_TYPE=Release",
+            "CMAKE_CXX_FLAGS=-O1",
+            "CMAKE_EXPORT_COMPILE_COMMANDS=ON",
+            "PENSTOCK_UNITY=OFF",
+            f"PENSTOCK_BUILT={ROOT / 'build' / 'ci'}",
+        ]
+        defined = [f"-D{option}" for option in options]
+        run(["cmake", "-S", ROOT / "python", "-B", folder, "-G", "Ninja", *defined], ROOT)
+        run(["cmake", "--build", folder, "--parallel", str(jobs)], ROOT)
+        super().__init__(folder)
+        self.module = next(folder.glob("_core*.so"))
+        self.lay_out(folder, self.module)
+
+    def lay_out(self, folder: Path, module: Path) -> None:
+        """Makes a package of the sources, of those in the folder first, and the module."""
+        package, sources = folder / "site" / "penstock", ROOT / "python" / "penstock"
+        shutil.rmtree(package, ignore_errors=True)
+        for file in (file for suffix in ("*.py", "*.pyi") for file in sources.rglob(suffix)):
+            own, mutated = package / file.relative_to(sources), folder / "source" / file.relative_to(ROOT)
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.symlink_to(mutated if mutated.exists() else file)
+        (package / self.module.name).symlink_to(module)
+        (package / RECORDER).symlink_to(ROOT / "build" / "ci" / RECORDER)
+
+    def prepare(self, mutant: Mutant, program: str, objects: list[tuple[set[str], Path]]) -> dict[str, Path]:
+        self.lay_out(mutant.folder, self.link(mutant, self.module.name, objects) if objects else self.module)
+        return {"site": mutant.folder / "site"}
+
+    def tests(
+        self, program: str, chosen: str, repeat: int, linked: dict[str, Path]
+    ) -> tuple[list[str], dict[str, str]]:
+        driver = ROOT / "build" / "ci" / "tests" / "fake_driver" / "libfake_cuda.so"
+        environment = {
+            "PYTHONPATH": str(linked.get("site", self.folder / "site")),
+            "PENSTOCK_FAKE_DRIVER": str(driver),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [str(self.python), "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        return [*command, *shlex.split(chosen or "python/tests")], environment
+
+    @functools.cache
+    def near(self, file: str, program: str) -> str:
+        stem = Path(file).stem.strip("_")
+        tests = sorted((ROOT / "python" / "tests").glob("test_*.py"))
+        named = [test for test in tests if test.stem.removeprefix("test_").startswith(stem.rstrip("s"))]
+        naming = [test for test in tests if re.search(rf"\b_{stem}\b", test.read_text()) and test not in named]
+        return " ".join(str(test.relative_to(ROOT)) for test in named + naming)
+
+    def others(self, near: str) -> str:
+        return " ".join(["python/tests", *(f"--ignore={test}" for test in near.split())])
