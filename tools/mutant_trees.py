@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -10,9 +11,10 @@ import shlex
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
-from mutant import ROOT, Mutant, Problem
+from mutant import ROOT, WORK, Mutant, Problem
 
 # The same options as in the test presets.
 SANITIZERS = {
@@ -153,9 +155,21 @@ class Tree:
         command = [str(linked.get(test, self.folder / test)), "--gtest_fail_fast", "--gtest_color=no"]
         return [*command, f"--gtest_repeat={repeat}", f"--gtest_filter={chosen or '*'}"], environment
 
+    def rounds(self, mutant: Mutant) -> Iterator[tuple[str, str]]:
+        """Which tests run, of which program: first those that likely notice."""
+        programs = programs_of(mutant.layer)
+        if mutant.tests:
+            yield from ((program, mutant.tests) for program in programs)
+            return
+        near = {program: self.near(mutant.file, program) for program in programs}
+        yield from ((program, tests) for program, tests in near.items() if tests)
+        for program, tests in near.items():
+            if others := self.others(mutant, tests):
+                yield program, others
+
     @functools.cache
     def near(self, file: str, program: str) -> str:
-        """Which tests come first: those in files that are named like the source, or include its header. "" if none."""
+        """The tests in files that are named like the source, or include its header; "" if there are none."""
         stem = Path(file).stem
         suites = set()
         for test in sorted((ROOT / "tests" / program).glob("*.cpp")):
@@ -164,7 +178,7 @@ class Tree:
                 suites |= set(re.findall(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST)\((\w+),", text, re.M))
         return ":".join(f"{suite}.*:*/{suite}.*:{suite}/*" for suite in sorted(suites))
 
-    def others(self, near: str) -> str:
+    def others(self, mutant: Mutant, near: str) -> str:
         return f"*-{near}" if near else "*"
 
 
@@ -186,6 +200,7 @@ class Module(Tree):
         run(["cmake", "-S", ROOT / "python", "-B", folder, "-G", "Ninja", *defined], ROOT)
         run(["cmake", "--build", folder, "--parallel", str(jobs)], ROOT)
         super().__init__(folder)
+        self.jobs = jobs
         self.module = next(folder.glob("_core*.so"))
         self.lay_out(folder, self.module)
 
@@ -224,5 +239,44 @@ class Module(Tree):
         naming = [test for test in tests if re.search(rf"\b_{stem}\b", test.read_text()) and test not in named]
         return " ".join(str(test.relative_to(ROOT)) for test in named + naming)
 
-    def others(self, near: str) -> str:
+    def others(self, mutant: Mutant, near: str) -> str:
+        """Those that reach what the mutant changes. If nobody knows, as of C++ and of processes of workers: all."""
+        known: set[str] = set()
+        if mutant.file.endswith(".py"):
+            with self.lock:
+                lines = self.reached.get(mutant.file, {})
+            known = {test for line in mutant.lines for test in lines.get(str(line), [])}
+        if known:
+            return " ".join(sorted(test for test in known if test.split("::")[0] not in near.split()))
         return " ".join(["python/tests", *(f"--ignore={test}" for test in near.split())])
+
+    @functools.cached_property
+    def reached(self) -> dict[str, dict[str, list[str]]]:
+        """For each line of a file, the tests that it is run in."""
+        state = hashlib.sha256()
+        for file in sorted((ROOT / "python").rglob("*.py")):
+            state.update(file.read_bytes())
+        told = WORK / f"reached-{state.hexdigest()[:16]}.json"
+        if not told.exists():
+            self.measure(told)
+        files = json.loads(told.read_text())["files"]
+        return {file: reached_by(known["contexts"]) for file, known in files.items()}
+
+    def measure(self, told: Path) -> None:
+        settings = WORK / "coverage.ini"
+        settings.write_text(
+            f"[run]\ndata_file = {WORK}/coverage\ninclude = */python/penstock/*\n[json]\nshow_contexts = True\n"
+        )
+        command, environment = self.tests("python", "", 1, {})
+        command.remove("-x")
+        command += [f"--numprocesses={self.jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test"]
+        # A test that fails here has reached its lines all the same.
+        measured = [*command, f"--cov-report=json:{told}"]
+        done = subprocess.run(measured, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+        if not told.exists():
+            raise Problem(f"the lines that tests reach were not measured: {done.stdout[-500:]}{done.stderr[-500:]}")
+
+
+def reached_by(contexts: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Tests without their parameters and phases."""
+    return {line: sorted({re.split(r"[\[|]", test)[0] for test in tests if test}) for line, tests in contexts.items()}

@@ -3,8 +3,8 @@
 
 mutants.py [--all | --since REV] [--layer LAYER] [--only REGEX] [--sample N] [--jobs N] [--again] [--list] [--check]
 
-tools/removals.py makes what is removed from the sources; tests/mutants.toml holds what no rule makes. Without --all, only
-lines that changed count: since REV, or since this branch left main, or on main since the commit before.
+tools/removals.py makes what is removed from the sources; tests/mutants.toml holds what no rule makes. Without --all,
+only lines that changed count: since REV, or since this branch left main, or on main since the commit before.
 
 Only the changed file is compiled, and only the programs that run it are linked. The tests that are named like the file
 run first, then all tests of its layer. A mutant is noticed if tests fail, crash or do not end. Results are kept in
@@ -17,12 +17,15 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -41,6 +44,7 @@ from removals import Removal, removals
 
 PATIENCE_S = 1800  # with tests that should pass; a mutant has a multiple of what they took
 SANITIZED = {"core", "device", "memory", "transfer", "data", "loader"}  # the layers that the preset tsan builds
+NO_TESTS = "its tests match none"
 OUTCOMES = ("noticed", "not noticed", "not compiled", "broken", "as listed")
 
 
@@ -96,40 +100,40 @@ def where_the_branch_began() -> str:
 
 
 def first_failure(output: str) -> str:
-    failed = re.search(r"^\[  FAILED  \] (\S+?),? ", output, re.M) or re.search(
-        r"^(?:FAILED|ERROR) (\S+)", output, re.M
-    )
-    if failed:
-        return failed.group(1).rstrip(",")
+    if failed := re.search(r"^(?:\[  FAILED  \]|FAILED|ERROR) (\S+?),?(?: |$)", output, re.M):
+        return failed.group(1)
     running = re.findall(r"^\[ RUN      \] (\S+)", output, re.M)
     return running[-1] if running else ""
 
 
 def run_tests(command: list[str], environment: dict[str, str], patience: float) -> tuple[bool, str]:
     """True if the tests passed; otherwise says which failed, and how."""
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=patience)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)  # with the processes that the tests have started
-        output, _ = process.communicate()
+    status, output = run_for(command, environment, patience)
+    if status is None:
         return False, f"does not end: {first_failure(output)}"
     if re.search(r"^\[==========\] Running 0 tests|no tests ran|error: not found", output, re.M):
-        return True, "no tests"
-    if process.returncode == 0:
+        return True, NO_TESTS
+    if status == 0:
         return True, ""
-    how = "" if process.returncode > 0 else f" (signal {-process.returncode})"
+    how = "" if status > 0 else f" (signal {-status})"
     sanitizer = re.search(r"(WARNING|ERROR): \w+Sanitizer: [\w -]+", output)
     return False, first_failure(output) + how + (f" {sanitizer.group(0)}" if sanitizer else "")
+
+
+def run_for(command: list[str], environment: dict[str, str], patience: float) -> tuple[int | None, str]:
+    """The exit status, None if the command did not end in time, and what it said. Nothing that it started runs on."""
+    with tempfile.TemporaryFile("w+", errors="replace") as said:  # a pipe ends only when all who hold it do
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
+        )
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(timeout=patience)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        said.seek(0)
+        return status, said.read()
 
 
 class Bench:
@@ -150,20 +154,8 @@ class Bench:
         self.baseline_lock = threading.Lock()
         self.baselines: dict[tuple[str, ...], concurrent.futures.Future[float]] = {}
 
-    def rounds(self, mutant: Mutant, tree: Tree) -> Iterator[tuple[str, str]]:
-        """Which tests run, of which program: first those that likely notice."""
-        programs = programs_of(mutant.layer)
-        if mutant.tests:
-            yield from ((program, mutant.tests) for program in programs)
-            return
-        for program in programs:
-            if near := tree.near(mutant.file, program):
-                yield program, near
-        for program in programs:
-            yield program, tree.others(tree.near(mutant.file, program))
-
     def patience(self, tree: Tree, program: str, chosen: str, repeat: int) -> float:
-        """Checks that the tests pass while nothing is removed. Gives the seconds after which a mutant counts as hanging."""
+        """Sees that the tests pass while nothing is removed. Gives the seconds after which a mutant counts as hanging."""
         command, environment = tree.tests(program, chosen, 1, {})
         with self.baseline_lock:
             future = self.baselines.get(tuple(command))
@@ -197,14 +189,16 @@ class Bench:
         if not mutant.file.endswith(".py"):
             objects = [tree.compile(mutant, source) for source in tree.sources_of(mutant)]
         linked: dict[str, dict[str, Path]] = {}
-        for program, chosen in self.rounds(mutant, tree):
+        ran = False
+        for program, chosen in tree.rounds(mutant):
             if program not in linked:
                 linked[program] = tree.prepare(mutant, program, objects)
             patience = self.patience(tree, program, chosen, mutant.repeat)
             passed, how = run_tests(*tree.tests(program, chosen, mutant.repeat, linked[program]), patience)
             if not passed:
                 return "noticed", how
-        return "not noticed", ""
+            ran |= how != NO_TESTS
+        return ("not noticed", "") if ran else ("broken", NO_TESTS)
 
 
 def write_source(mutant: Mutant) -> None:

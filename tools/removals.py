@@ -1,9 +1,9 @@
 """Makes removals from a source's syntax tree: each is one small change that a test of the source should notice.
 
 A removal takes away a statement, an operand of `and`, `or`, `min` or `max`, a `not`, a lock or an order of memory; puts
-a condition to true or false; moves a comparison by its border; or changes a constant. C++ and Python are read by
-tree-sitter, so that one walk serves both. What a stronger removal of the same place implies is left out: the condition
-of `if (a && b)` is not put to true, because leaving out `a` or `b` is harder to notice.
+a condition to true or false; moves a comparison by its border; changes a constant; or has a handler catch nothing. C++
+and Python are read by tree-sitter, so that one walk serves both. What a stronger removal of the same place implies is
+left out: the condition of `if (a && b)` is not put to true, because leaving out `a` or `b` is harder to notice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Removal:
     start: int  # of the bytes that are replaced
     end: int
     replacement: str
-    kind: str  # statement, condition, operand, border, opposite, constant, lock or order
+    kind: str  # statement, condition, operand, border, opposite, constant, handler, lock or order
 
 
 def text_of(node: Node) -> str:
@@ -217,6 +217,8 @@ class Walk:
                 self.put(node, TRUTHS[text_of(node)], "constant")
         elif node.type in {"call_expression", "call"}:
             self.bound(node)
+        elif node.type in {"catch_clause", "except_clause"}:
+            self.handler(node)
         elif node.type == "with_clause" and not any(
             item.named_children[0].type == "as_pattern" for item in node.named_children
         ):
@@ -247,6 +249,18 @@ class Walk:
         return (
             number.parent.type in {"binary_expression", "comparison_operator"} and operator_of(number.parent) in BORDERS
         )
+
+    def handler(self, clause: Node) -> None:
+        """What it catches is something that nobody throws."""
+        if self.python:
+            if caught := clause.child_by_field_name("value"):
+                self.put(
+                    caught.named_children[0] if caught.type == "as_pattern" else caught, "ZeroDivisionError", "handler"
+                )
+        else:
+            parameters = clause.child_by_field_name("parameters")
+            if not re.search(r"\w+\)$", text_of(parameters)):  # it has no name that the handler may use
+                self.put(parameters, "(const int&)", "handler")
 
     def bound(self, call: Node) -> None:
         name = re.sub(r"<.*>$", "", text_of(call.child_by_field_name("function")))

@@ -61,6 +61,11 @@ class FromCpp(unittest.TestCase):
         self.check("return g(8, true);", "8 -> (8 + 1)", "true -> false")
         self.check("std::array<int, 8> a; switch (k) { case 3: break; }", "break; -> ;")
 
+    def test_a_handler_catches_nothing(self):
+        self.check("try { g(); } catch (...) { throw; }", "g(); -> ;", "throw; -> ;", "(...) -> (const int&)")
+        self.check("try { g(); } catch (const E&) { }", "g(); -> ;", "(const E&) -> (const int&)")
+        self.check("try { g(); } catch (const E& e) { h(e); }", "g(); -> ;", "h(e); -> ;")
+
     def test_an_order_of_memory_is_relaxed(self):
         order = "std::memory_order_release -> std::memory_order_relaxed"
         self.check("a.store(b, std::memory_order_release);", "a.store(b, std::memory_order_release); -> ;", order)
@@ -92,6 +97,12 @@ class FromPython(unittest.TestCase):
         self.check("return a is None", "is -> is not")
         self.check("return not a", "not a -> a")
         self.check("return min(a, 3)", "min(a, 3) -> (a)", "min(a, 3) -> (3)", "3 -> (3 + 1)")
+
+    def test_a_handler_catches_nothing(self):
+        self.check("try:\n    g()\nexcept A as e:\n    h()", "g() -> pass", "A -> ZeroDivisionError", "h() -> pass")
+        self.check(
+            "try:\n    g()\nexcept (A, B):\n    raise", "g() -> pass", "(A, B) -> ZeroDivisionError", "raise -> pass"
+        )
 
     def test_a_context_goes_unless_it_is_named(self):
         self.check("with self.lock:\n    g()", "with self.lock -> if True", "g() -> pass")
