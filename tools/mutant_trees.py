@@ -24,7 +24,6 @@ SANITIZERS = {
     "external_symbolizer_path=/usr/bin/addr2line",
 }
 COMMAND = "penstock"
-LIBRARIES = ("libpenstock_command.a", "libpenstock.a")
 RECORDER = "libpenstock_recorder.so"  # beside the command
 # The test programs of a layer, where it is not the one of its name.
 PROGRAMS = {"doctor": ("doctor", "recorder", "cli"), "recorder": ("recorder",), "cli": ("cli", "recorder")}
@@ -79,12 +78,10 @@ class Tree:
                 source = objects.get(line.split(":")[0])
         return found
 
-    def targets(self, mutant: Mutant, program: str) -> list[str]:
-        """What is linked for a test program: itself, the command that it runs, the recorder that the command loads."""
-        test, top = f"tests/test_{program}", Path(mutant.file).parts[0]
-        if program in ("cli", "recorder") and top == "cli":
-            return [test, COMMAND]
-        return [test, RECORDER] if top == "recorder" else [test]
+    def targets(self, program: str) -> list[str]:
+        """What the tests of a program run, from the folder."""
+        runs = [COMMAND, RECORDER] if program in ("cli", "recorder") else []
+        return [f"tests/test_{program}", *runs]
 
     @functools.cache
     def link_command(self, target: str) -> list[str]:
@@ -105,7 +102,8 @@ class Tree:
 
     def compile(self, mutant: Mutant, source: str) -> tuple[set[str], Path]:
         """Compiles `source` with what the mutant changes. Gives the objects that it replaces, and the new one."""
-        entry = self.commands[source][0]
+        # Rather that of the library than that of a test program.
+        entry = min(self.commands[source], key=lambda entry: entry["output"].startswith("tests/"))
         words = shlex.split(entry["command"])
         overlay = mutant.folder / "source"
         own = overlay / source
@@ -123,25 +121,34 @@ class Tree:
         run([*words[:first], *includes, *words[first:], *options, "-w"], Path(entry["directory"]), DoesNotCompile)
         return {entry["output"] for entry in self.commands[source]}, target
 
-    def link(self, mutant: Mutant, target: str, objects: list[tuple[set[str], Path]]) -> Path:
+    def link(self, mutant: Mutant, target: str, objects: list[tuple[set[str], Path]]) -> Path | None:
+        """Links a program, the command or the recorder anew, if an object is part of it."""
         words = list(self.link_command(target))
+        for originals, own in objects:
+            for original in originals:
+                if original in words:
+                    words[words.index(original)] = str(own)
+                elif library := self.library_of(original, words):
+                    words.insert(words.index(library), str(own))  # the library's own member is then not asked for
+        if words == self.link_command(target):
+            return None
         linked = mutant.folder / Path(target).name
         words[words.index("-o") + 1] = str(linked)
-        for originals, own in objects:
-            if held := originals & set(words):
-                words[words.index(held.pop())] = str(own)
-            elif library := next((word for word in words if word.endswith(LIBRARIES)), ""):
-                words.insert(words.index(library), str(own))  # the library's own member is then not asked for
         run([*words, "-Wl,--strip-debug"], self.folder, DoesNotCompile)
         return linked
 
+    def library_of(self, original: str, words: list[str]) -> str | None:
+        """The archive among the words of a linker that an object is a member of."""
+        name = re.search(r"CMakeFiles/(\w+)\.dir", original)
+        return next((word for word in words if name and Path(word).name == f"lib{name[1]}.a"), None)
+
     def prepare(self, mutant: Mutant, program: str, objects: list[tuple[set[str], Path]]) -> dict[str, Path]:
         """Links what the program needs. Gives each by the name that it has in the build tree."""
-        linked = {target: self.link(mutant, target, objects) for target in self.targets(mutant, program)}
-        if COMMAND in linked:
-            shutil.rmtree(mutant.folder / RECORDER, ignore_errors=True)
+        linked = {target: self.link(mutant, target, objects) for target in self.targets(program)}
+        if linked.get(COMMAND) and not linked[RECORDER]:
+            (mutant.folder / RECORDER).unlink(missing_ok=True)
             (mutant.folder / RECORDER).symlink_to(self.folder / RECORDER)
-        return linked
+        return {target: path for target, path in linked.items() if path}
 
     def tests(
         self, program: str, chosen: str, repeat: int, linked: dict[str, Path]

@@ -193,6 +193,8 @@ class Bench:
         for program, chosen in tree.rounds(mutant):
             if program not in linked:
                 linked[program] = tree.prepare(mutant, program, objects)
+            if not linked[program]:  # it does not run what changed
+                continue
             patience = self.patience(tree, program, chosen, mutant.repeat)
             passed, how = run_tests(*tree.tests(program, chosen, mutant.repeat, linked[program]), patience)
             if not passed:

@@ -1,4 +1,6 @@
+import argparse
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -8,6 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import kept_removals  # noqa: E402
 import mutant  # noqa: E402
+import mutants  # noqa: E402
 import removals  # noqa: E402
 
 
@@ -170,6 +173,73 @@ class Kept(unittest.TestCase):
         self.assertEqual(kept.shape, same.shape)
         self.assertNotEqual(kept.shape, other.shape)
         self.assertNotEqual(same.key, other.key)
+
+
+class Chosen(unittest.TestCase):
+    """Of a repository with two sources, whose second one has changed since its first commit."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for module in (mutant, mutants):
+            patch = mock.patch.object(module, "ROOT", self.root)
+            patch.start()
+            self.addCleanup(patch.stop)
+        for cache in (mutant.source_of, mutant.digest_of, mutant.meaning):
+            cache.cache_clear()
+            self.addCleanup(cache.cache_clear)
+        self.write("src/core/a.cpp", "void f() {\n  g();\n}\n")
+        self.write("src/data/b.cpp", "void f() {\n  g();\n  h();\n}\n")
+        self.git("init", "-q", "-b", "main")
+        self.commit()
+        self.write("src/data/b.cpp", "void f() {\n  g();\n  h(1);\n}\n")
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def git(self, *arguments: str) -> None:
+        who = ["-c", "user.name=n", "-c", "user.email=n@example.org"]
+        subprocess.run(["git", *who, *arguments], cwd=self.root, check=True, capture_output=True)
+
+    def commit(self) -> None:
+        self.git("add", ".")
+        self.git("commit", "-q", "-m", "m")
+
+    def chosen(self, kept: list[mutant.Mutant] = [], **given: object) -> list[str]:  # noqa: B006
+        options = {"all": False, "since": None, "layer": None, "only": "", "sample": 1} | given
+        return [f"{m.place} {m.name}" for m in mutants.choose(kept, argparse.Namespace(**options))]
+
+    def test_changed_lines_are_chosen(self):
+        changed = ["src/data/b.cpp:3 without `h(1);`", "src/data/b.cpp:3 `1` is `(1 + 1)`"]
+        self.assertEqual(self.chosen(since="HEAD"), changed)
+        self.commit()
+        self.assertEqual(self.chosen(since="HEAD"), [])
+        self.assertEqual(self.chosen(), changed)  # on main, since the commit before
+        self.git("checkout", "-q", "-b", "branch")
+        self.write("src/core/new.cpp", "void f() { g(); }\n")
+        self.assertEqual(self.chosen(since="HEAD"), ["src/core/new.cpp:1 without `g();`"])
+        self.commit()
+        self.write("src/core/a.cpp", "void f() {\n  g(x);\n}\n")
+        self.assertEqual(self.chosen(), ["src/core/a.cpp:2 without `g(x);`", "src/core/new.cpp:1 without `g();`"])
+
+    def test_all_lines_are_chosen_by_layer_and_description(self):
+        self.assertEqual(len(self.chosen(all=True)), 4)
+        self.assertEqual(self.chosen(all=True, layer="core"), ["src/core/a.cpp:2 without `g();`"])
+        self.assertEqual(self.chosen(all=True, only="data.*g"), ["src/data/b.cpp:2 without `g();`"])
+
+    def test_what_is_kept_is_not_made_again(self):
+        kept = mutant.Mutant("src/core/a.cpp", 13, 17, b"", "g is kept", is_kept=True)
+        self.assertEqual(self.chosen([kept], all=True, layer="core"), ["src/core/a.cpp:2 g is kept"])
+
+    def test_results_go_on_where_they_stopped(self):
+        one, other = (mutant.Mutant("src/core/a.cpp", 13, 17, put, "n") for put in (b"", b"h();"))
+        results = mutants.Results(self.root / "results")
+        results.add(one, "noticed", "", 2)
+        known = mutants.Results(self.root / "results").known
+        self.assertEqual({known[one.key]["outcome"], other.key in known}, {"noticed", False})
+        self.assertRegex(mutants.table([one, other], known), r"\ncore +2 +1 +0 +0 +0 +0 +2\.0$")
 
 
 if __name__ == "__main__":
