@@ -7,7 +7,7 @@ import numbers
 import operator
 from typing import Any
 
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, Unsupported
 
 MOST = 2**63 - 1
 
@@ -28,3 +28,25 @@ def whole(name: str, value: Any, least: int, most: int = MOST, what: str = "a wh
 def is_number(value: Any) -> bool:
     """True for a real number of any type, but not for a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def attribute(owner: Any, name: str, default: Any = None) -> Any:
+    """The attribute; `default` if there is none or reading it fails, as it may do with any error."""
+    try:
+        return getattr(owner, name, default)
+    except Exception:
+        return default
+
+
+def has(owner: Any, method: str) -> bool:
+    """True if there is such a method."""
+    return callable(attribute(owner, method))
+
+
+def numpy_for(what: str) -> Any:
+    """NumPy. Raises Unsupported, which says what needs it, if it is not installed."""
+    try:
+        import numpy
+    except ImportError:
+        raise Unsupported(f"{what} needs NumPy, which is not installed: pip install numpy.") from None
+    return numpy

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ._checks import has, numpy_for
+from ._containers import contents_of, like
 from ._errors import InvalidArgument
 
 Build = Callable[[list[Any]], Any]
@@ -35,11 +38,12 @@ def fields_of(data: Any) -> Fields:
         if type(data).__getitem__ is plain.__getitem__:
             data = tuple(data.tensors)
     if isinstance(data, list | tuple) and not _is_array(data):
-        names = list(getattr(data, "_fields", [f"field{i}" for i in range(len(data))]))
+        items = contents_of(data)
+        names = list(getattr(type(data), "_fields", [f"field{i}" for i in range(len(items))]))
         if not names:
             raise InvalidArgument("A Loader needs at least one array.")
-        build = (lambda arrays: type(data)(*arrays)) if hasattr(data, "_fields") else type(data)
-        return Fields(names, [_array(a, n) for n, a in zip(names, data, strict=True)], build)
+        arrays = [_array(item, name) for name, item in zip(names, items, strict=True)]
+        return Fields(names, arrays, functools.partial(like, data))
     return Fields(["data"], [_array(data, "data")], lambda arrays: arrays[0])
 
 
@@ -66,7 +70,7 @@ def _is_a(module: str, name: str, value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    return has(value, "__array__") or has(value, "__dlpack__")
 
 
 def _named(data: Mapping[Any, Any], convert: Callable[[Any, Any], Any]) -> Fields:
@@ -107,7 +111,7 @@ def _array(value: Any, name: str) -> Any:
     if _is_column(value):
         return _column(value, name)
     for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
-        if not _is_array(value) and callable(getattr(value, method, None)):
+        if not _is_array(value) and has(value, method):
             raise InvalidArgument(f"Field '{name}' is {_a(value)}; {remedy}.")
     if not _is_array(value) and not isinstance(value, list | tuple | range | memoryview | bytearray):
         raise InvalidArgument(
@@ -115,8 +119,7 @@ def _array(value: Any, name: str) -> Any:
             "Dataset, or anything else that makes samples one by one, use "
             "penstock.feed(DataLoader(dataset, ...))."
         )
-    import numpy
-
+    numpy = numpy_for(f"Field '{name}' is {_a(value)}, and reading it")
     if isinstance(value, numpy.ma.MaskedArray) and numpy.ma.is_masked(value):
         raise InvalidArgument(f"Field '{name}' is a masked array and would lose its mask: pass `.data` and `.mask`.")
     try:
@@ -185,7 +188,7 @@ def _columns_of(data: Any) -> Mapping[Any, Any] | None:
         return _hugging_face(data)
     if _is_a("datasets", "DatasetDict", data):
         raise InvalidArgument(f"This is a dict of splits: choose one, such as dataset[{next(iter(data), 'train')!r}].")
-    if _is_column(data) or not (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")):
+    if _is_column(data) or not (has(data, "__arrow_c_stream__") or has(data, "__arrow_c_array__")):
         return None
     try:
         import pyarrow

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc
-import copy
-import dataclasses
 import functools
 import inspect
 import sys
@@ -13,6 +10,8 @@ from time import monotonic
 from typing import Any
 
 from . import _core
+from ._checks import attribute, has, numpy_for
+from ._containers import container_of, twin_of
 
 _registered: dict[type, tuple[Callable, Callable]] = {}
 
@@ -51,7 +50,7 @@ class Expander:
         parts = _registered_parts(value)
         if parts is not None:
             return parts
-        if isinstance(value, str | bytes | bytearray | int | float | complex):
+        if isinstance(value, str | bytes | bytearray | int | float | complex | type):
             return value, None
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -67,22 +66,26 @@ class Expander:
                 "a module is not copied. Move it with penstock.move_(module, device), or copy its weights with "
                 "to_device(module.state_dict())."
             )
-        if self.refuse and callable(getattr(value, "pin_memory", None)):
+        if self.refuse and has(value, "pin_memory"):
             return self.refuse(value)
         own = self._own_protocol(value)
         if own is not None:
             return own, None
-        container = _container(value)
+        container = container_of(value)
         if container is not None:
-            return container
-        if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+            return (_to(twin_of(value), self.target), None) if not self.refuse and has(value, "to") else container
+        return self._other(value)
+
+    def _other(self, value: Any) -> Any:
+        """For an object that is neither an array that PyTorch or NumPy know, nor a container."""
+        if has(value, "__dlpack__") and has(value, "__dlpack_device__"):
             return self._foreign(value)
-        if self.sends and (hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__")):
+        if self.sends and (has(value, "__arrow_c_stream__") or has(value, "__dataframe__")):
             return (
                 f"a table ({type(value).__module__}.{type(value).__name__}) is not sent as it is. Send a dict of its "
                 "columns as arrays; penstock.Loader feeds tables."
             )
-        if not isinstance(value, type) and callable(getattr(value, "to", None)):
+        if has(value, "to"):
             return self.refuse(value) if self.refuse else (_to(value, self.target), None)
         return value, None
 
@@ -105,9 +108,9 @@ class Expander:
 
     def _own_protocol(self, value: Any) -> Any:
         """The object moved by its own `pin_memory()` and `to()`; None if it has no `pin_memory()` to call here."""
-        if not callable(getattr(value, "pin_memory", None)):
+        if not has(value, "pin_memory"):
             return None
-        moves = callable(getattr(value, "to", None))
+        moves = has(value, "to")
         if self.target == "cpu":  # only GPUs use pinned memory, and PyTorch needs one to pin
             return _to(value, self.target) if moves else None
         began = monotonic()
@@ -121,10 +124,9 @@ class Expander:
         return _to(pinned, self.target) if moves else pinned
 
     def _foreign(self, value: Any) -> Any:
-        import numpy
-
         if int(value.__dlpack_device__()[0]) in (1, 3):
-            return numpy.from_dlpack(value), _same
+            array = host_array(value)
+            return array if isinstance(array, str) else _array(array, sys.modules["numpy"], expanded=False)
         if self.refuse and not self.copies:
             return self.refuse(value)
         if self.target != "cpu":
@@ -133,11 +135,23 @@ class Expander:
             from ._transfers import to_host
 
             there = to_host(value)
-        elif hasattr(value, "get"):  # CuPy
+        elif has(value, "get"):  # CuPy
             there = value.get()
         else:
-            there = numpy.asarray(value)
+            there = numpy_for(f"Reading a {type(value).__name__}").asarray(value)
         return there, _same if self.copies else None
+
+
+def host_array(value: Any) -> Any:
+    """The NumPy array of what another library has on the host, or a sentence that says why there is none."""
+    numpy = numpy_for(f"Reading a {type(value).__name__}")
+    try:
+        return numpy.from_dlpack(value)
+    except Exception as error:  # NumPy's DLPack has no bfloat16, for instance, of which ml_dtypes makes arrays
+        array = numpy.asarray(value) if has(value, "__array__") else None
+        if array is None or array.dtype.kind == "O":
+            return f"NumPy cannot read this {type(value).__name__} ({error}). Convert it to a NumPy array or a tensor."
+        return array
 
 
 def _same(nest: Any) -> Any:
@@ -175,61 +189,39 @@ def _to(value: Any, target: str) -> Any:
     except (TypeError, ValueError):
         parameters = ()
     may_run_on = any(p.kind is p.VAR_KEYWORD or p.name == "non_blocking" for p in parameters)
-    moved = value.to(target, non_blocking=True) if may_run_on and target != "cpu" else value.to(target)
+    options: dict[str, Any] = {"non_blocking": True} if may_run_on and target != "cpu" else {}
+    if any(p.name == "device" and p.kind is p.KEYWORD_ONLY for p in parameters):  # such as a storage's
+        moved = value.to(device=target, **options)
+    else:
+        moved = value.to(target, **options)
     return value if moved is None else moved
 
 
 def _array(value: Any, numpy: Any, expanded: bool) -> Any:
-    if value.dtype.kind in "US":
+    if value.dtype.kind in "UST":
+        return value, None
+    if isinstance(value, numpy.ma.MaskedArray):
+        return "a masked array would lose its mask. Send `.data` and `.mask` as two arrays."
+    if _carries_more(value, numpy):
         return value, None
     if value.dtype.kind == "O":
         return (
             "an array of Python objects has no bytes to send. Give it a numeric dtype, for instance by stacking or "
             "padding, or put its objects into a list."
         )
-    if isinstance(value, numpy.ma.MaskedArray):
-        return "a masked array would lose its mask. Send `.data` and `.mask` as two arrays."
-    if expanded or value.dtype.kind not in "biufc":
+    if expanded or value.dtype.kind not in "biufcV":
         return f"arrays of dtype {value.dtype} cannot be sent. View or convert it to a number or bool type."
     return numpy.ascontiguousarray(value, value.dtype.newbyteorder("=")).view(numpy.ndarray).reshape(value.shape), _same
 
 
+def _carries_more(array: Any, numpy: Any) -> bool:
+    """True if an array of a type of its own has more than its numbers, such as a unit, which a tensor would lose."""
+    kind = type(array)
+    if kind.__module__.partition(".")[0] == "numpy":
+        return False
+    return kind.__array_finalize__ is not numpy.ndarray.__array_finalize__ or bool(attribute(array, "__dict__"))
+
+
 def parts_of(value: Any) -> Any:
-    """(children, build) for containers and objects of registered types; None for anything else."""
-    return _registered_parts(value) or _container(value)
-
-
-def _container(value: Any) -> Any:
-    """(children, build) for containers that Python itself knows; None for anything else."""
-    if isinstance(value, tuple):
-        if hasattr(value, "_fields"):
-            return list(value), lambda items: type(value)(*items)
-        return list(value), lambda items: type(value)(items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-
-        def rebuild(fields: dict[str, Any]) -> Any:
-            new = copy.copy(value)
-            for name, item in fields.items():
-                object.__setattr__(new, name, item)
-            return new
-
-        return {name: getattr(value, name) for name in names}, rebuild
-    if isinstance(value, collections.abc.Mapping):
-        return dict(value), lambda items: _refill(value, items, items.items())
-    if isinstance(value, collections.abc.Sequence) and not isinstance(value, range | memoryview):
-        return list(value), lambda items: _refill(value, items, enumerate(items))
-    return None
-
-
-def _refill(value: Any, plain: Any, items: Any) -> Any:
-    """A copy of the container with new items; a plain dict or list if it cannot be changed."""
-    if not hasattr(value, "__setitem__"):
-        return plain
-    try:
-        new = copy.copy(value)
-        for key, item in items:
-            new[key] = item
-    except TypeError:
-        return plain
-    return new
+    """(children, ...) for containers and objects of registered types; None for anything else."""
+    return _registered_parts(value) or container_of(value)

@@ -9,44 +9,37 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from ._checks import attribute
 from ._errors import InvalidArgument, NotShardedWarning
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    """The attribute; None if there is none or reading it fails."""
-    try:
-        return getattr(owner, name, None)
-    except Exception:
-        return None
 
 
 def is_prepared(loader: Any) -> bool:
     """True if Accelerate made this loader: such a loader wraps a DataLoader, and notes which batch is the last."""
-    return hasattr(type(loader), "_update_state_dict") and _attribute(loader, "base_dataloader") is not None
+    return hasattr(type(loader), "_update_state_dict") and attribute(loader, "base_dataloader") is not None
 
 
 def device_of_prepared(loader: Any) -> Any:
     """The torch.device that Accelerate moves the batches of its loader to; None if it leaves them."""
     own = vars(loader)
-    return own["device"] if "device" in own else _attribute(own.get("state"), "device")
+    return own["device"] if "device" in own else attribute(own.get("state"), "device")
 
 
 def keeps_state(loader: Any) -> bool:
     """True if `state_dict` and `load_state_dict` of this loader work. Does not call them: that could start workers."""
     if is_prepared(loader):
         return keeps_state(loader.base_dataloader)
-    return all(callable(_attribute(loader, name)) for name in ("state_dict", "load_state_dict"))
+    return all(callable(attribute(loader, name)) for name in ("state_dict", "load_state_dict"))
 
 
 def epoch_taker(loader: Any) -> Any:
     """The first of the loader, its samplers and its dataset that has `set_epoch`; None if none has."""
-    sampler, batch_sampler = _attribute(loader, "sampler"), _attribute(loader, "batch_sampler")
+    sampler, batch_sampler = attribute(loader, "sampler"), attribute(loader, "batch_sampler")
     candidates = (
         loader,
-        *(sampler, _attribute(sampler, "sampler"), batch_sampler, _attribute(batch_sampler, "sampler")),
-        _attribute(loader, "dataset"),
+        *(sampler, attribute(sampler, "sampler"), batch_sampler, attribute(batch_sampler, "sampler")),
+        attribute(loader, "dataset"),
     )
-    return next((owner for owner in candidates if callable(_attribute(owner, "set_epoch"))), None)
+    return next((owner for owner in candidates if callable(attribute(owner, "set_epoch"))), None)
 
 
 def refuse_to_be_rebuilt(caller: FrameType) -> None:
@@ -114,18 +107,18 @@ def _parts(owner: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     seen.add(id(owner))
     yield owner
     for name in ("batch_sampler", "sampler", "dataset", "base_dataloader", "loader"):
-        yield from _parts(_attribute(owner, name), depth + 1, seen)
-    stages = _attribute(owner, "pipeline")  # WebDataset
+        yield from _parts(attribute(owner, name), depth + 1, seen)
+    stages = attribute(owner, "pipeline")  # WebDataset
     for stage in stages if isinstance(stages, list) else ():
         yield from _parts(stage, depth + 1, seen)
 
 
 def _shards(part: Any) -> bool:
     # DistributedSampler and those like it; Accelerate's and transformers' shards; Hugging Face's iterable sets.
-    counts = (_attribute(part, name) for name in ("num_replicas", "num_processes"))
+    counts = (attribute(part, name) for name in ("num_replicas", "num_processes"))
     if any(isinstance(count, int) and count > 1 for count in counts):
         return True
-    return _attribute(part, "__name__") == "split_by_node" or _attribute(part, "_distributed") not in (None, False)
+    return attribute(part, "__name__") == "split_by_node" or attribute(part, "_distributed") not in (None, False)
 
 
 def _accelerate() -> Any:

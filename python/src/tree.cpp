@@ -84,6 +84,7 @@ std::string form_of(const Leaf& leaf) {
 Tree::Tree(nb::handle root, nb::handle expand, const Wanted& wanted) : expand_(expand), wanted_(&wanted) {
   take(root.ptr(), false);
   wanted_ = nullptr;
+  find_changes();
 }
 
 void Tree::take(PyObject* object, bool expanded) {
@@ -164,21 +165,45 @@ bool Tree::take_array(PyObject* object) {
 
 void Tree::take_other(PyObject* object, bool expanded) {
   const RecursionGuard guard;
+  if (const auto known = places_of_containers_.find(object); known != places_of_containers_.end()) {
+    nodes_.push_back({Kind::again, nb::object(), static_cast<Py_ssize_t>(known->second)});
+    return;
+  }
   has_expanded_ = true;
-  const nb::object answer = expand_(nb::handle(object), expanded);
+  const nb::object answer = ask(object, expanded);
   if (PyUnicode_Check(answer.ptr())) {
     const auto message = place() + ": " + nb::cast<std::string>(answer);
     PyErr_SetString(PyExc_TypeError, message.c_str());
     throw nb::python_error();
   }
+  if (PyTuple_Size(answer.ptr()) == 3) return take_container(object, answer);
   const nb::object child = answer[0];
   nb::object build = answer[1];
   if (build.is_none()) {
-    nodes_.push_back({Kind::value, child});
+    nodes_.push_back({Kind::value, child, 0, child.ptr() != object});
     return;
   }
   nodes_.push_back({Kind::call, std::move(build), 1});
   take(child.ptr(), true);
+}
+
+nb::object Tree::ask(PyObject* object, bool expanded) {
+  try {
+    return expand_(nb::handle(object), expanded);
+  } catch (const nb::python_error& error) {
+    nb::module_::import_("penstock._errors").attr("note")(error.value(), "raised for " + place());
+    throw;
+  }
+}
+
+void Tree::take_container(PyObject* object, const nb::object& answer) {
+  const std::size_t place = containers_.size();
+  containers_.push_back({.original = nb::borrow(object), .begin = answer[1], .finish = answer[2]});
+  places_of_containers_.emplace(object, place);
+  nodes_.push_back({Kind::container, nb::object(), static_cast<Py_ssize_t>(place)});
+  const nb::object contents = answer[0];
+  take(contents.ptr(), true);
+  containers_[place].end = nodes_.size();
 }
 
 std::string Tree::place() const {
@@ -223,7 +248,10 @@ void Tree::match_next(nb::object other, std::vector<Place>& places) {
     case Kind::leaf:
       places.push_back({std::move(other), place()});
       break;
-    case Kind::call: {
+    case Kind::again:
+      break;
+    case Kind::call:
+    case Kind::container: {
       const nb::object answer = expand_(other, false);
       match_next(answer[0], places);
       break;
@@ -288,8 +316,14 @@ void Tree::describe_next(std::string& text, std::size_t& node, std::size_t& leaf
     case Kind::leaf:
       text += form_of(leaves_[leaf++]);
       break;
+    case Kind::again:
+      text += "a container again";
+      break;
     case Kind::call:
-      add_all("(", ")", nothing);
+    case Kind::container:
+      text += '(';
+      describe_next(text, node, leaf);
+      text += ')';
       break;
     case Kind::dict: {
       Py_ssize_t position = 0;
@@ -310,7 +344,60 @@ void Tree::describe_next(std::string& text, std::size_t& node, std::size_t& leaf
   }
 }
 
-nb::object Tree::build(std::vector<nb::object>& results) { return build_next(results); }
+// Containers may hold each other in cycles: looks until no further one is found that changes.
+void Tree::find_changes() {
+  bool is_news = !containers_.empty();
+  while (is_news) {
+    is_news = false;
+    std::size_t node = 0;
+    (void)changes_next(node, is_news);
+  }
+}
+
+bool Tree::changes_next(std::size_t& node, bool& is_news) {
+  const Node& here = nodes_[node++];
+  bool any = false;
+  switch (here.kind) {
+    case Kind::value:
+      return here.moved;
+    case Kind::leaf:
+      return true;
+    case Kind::again:
+      return containers_[static_cast<std::size_t>(here.children)].changes;
+    case Kind::call:
+      (void)changes_next(node, is_news);
+      return true;
+    case Kind::container: {
+      any = changes_next(node, is_news);
+      bool& changes = containers_[static_cast<std::size_t>(here.children)].changes;
+      is_news = is_news || any != changes;
+      changes = any;
+      return any;
+    }
+    case Kind::dict:
+    case Kind::list:
+    case Kind::tuple:
+      for (Py_ssize_t i = 0; i < here.children; ++i) any = changes_next(node, is_news) || any;
+      return any;
+  }
+  return any;
+}
+
+nb::object Tree::build(std::vector<nb::object>& results) {
+  if (!containers_.empty()) moved_ = nb::dict();
+  return build_next(results);
+}
+
+nb::object Tree::build_container(Container& container, std::vector<nb::object>& results) {
+  if (!container.changes) {
+    next_node_ = container.end;
+    return container.original;
+  }
+  container.made = container.begin(moved_);
+  const nb::object contents = build_next(results);
+  container.made = container.finish(contents, moved_);
+  return container.made;
+}
 
 nb::object Tree::build_next(std::vector<nb::object>& results) {
   Node& node = nodes_[next_node_++];
@@ -322,6 +409,16 @@ nb::object Tree::build_next(std::vector<nb::object>& results) {
     case Kind::call: {
       const nb::object child = build_next(results);
       return node.object(child);
+    }
+    case Kind::container:
+      return build_container(containers_[static_cast<std::size_t>(node.children)], results);
+    case Kind::again: {
+      const Container& container = containers_[static_cast<std::size_t>(node.children)];
+      if (!container.changes) return container.original;
+      if (container.made.is_valid() && !container.made.is_none()) return container.made;
+      PyErr_SetString(PyExc_RecursionError,
+                      "a tuple, or another object that is made of its contents, holds itself");
+      throw nb::python_error();
     }
     case Kind::dict: {
       nb::object dict = std::move(node.object);
