@@ -45,6 +45,13 @@ def note(error: BaseException, text: str) -> None:
     """Adds a line to what Python prints of the exception."""
     if sys.version_info >= (3, 11):
         error.add_note(text)
+        return
+    while True:  # Python 3.10 prints causes
+        earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if earlier is None:
+            error.__cause__ = Error(text)
+            return
+        error = earlier
 
 
 class NotShardedWarning(UserWarning):

@@ -564,6 +564,10 @@ def _tensors_of(feed: Any) -> _Tensors:
     loader = feed.loader
     if not feed.native:
         raise _Unfit("native=False")
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        raise _Unfit("NumPy, which the native way needs, is not installed") from None
     if not may_be_native(feed):
         raise _Unfit(f"it is a {type(loader).__name__}, and not a DataLoader itself")
     if not 1 <= feed.prefetch_depth <= _MOST_AHEAD:

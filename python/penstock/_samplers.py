@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ._checks import whole
+from ._checks import numpy_for, whole
 from ._errors import InvalidArgument
 from ._indices import pieces_of
 from ._sampler import draw_into
@@ -95,8 +95,7 @@ class Batches:
         return self._indices(drawn[0]) if drawn else None
 
     def _indices(self, batch: Any) -> Any:
-        import numpy
-
+        numpy = numpy_for("A Loader with a sampler")
         if type(batch) is Several:
             return batch.rows.view(numpy.uint64)
         indices = _as_array(batch)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import _core
+from ._checks import numpy_for
 from ._engines import engine_for, engines_of, group_for, refuse_other_receivers, relays_of
 from ._errors import InvalidArgument, Unsupported
 from ._process_group import ProcessGroup
@@ -70,7 +71,7 @@ def load_safetensors(
         shared = group_for([*engines, *others]) if others else None
     torch = sys.modules.get("torch")
     if torch is None and not engines[0].is_cuda:
-        import numpy as np  # noqa: F401  (the results are its arrays)
+        numpy_for("Loading to the host without PyTorch")
     try:
         load = _core.WeightLoad(engines, shared, place, paths, wanted)
         opaque = {name: _view_type(torch, type_name, name) for name, type_name in load.opaque_types()}

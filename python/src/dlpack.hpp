@@ -15,6 +15,7 @@ enum TypeCode : std::uint8_t {
   kBfloat = 4,
   kComplex = 5,
   kBool = 6,
+  kFloat8 = 7,  ///< the first of several
 };
 
 struct Device {

@@ -94,12 +94,38 @@ bool requires_grad(PyObject* tensor) {
   return value == Py_True;
 }
 
-// NumPy's bfloat16, which comes from ml_dtypes.
-nb::object bfloat16_type() {
+// Types of one byte that DLPack counts from kFloat8 on, by the names that PyTorch and ml_dtypes give them.
+constexpr std::array<const char*, 8> kFloat8Names{
+    "float8_e3m4",     "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
+    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",    "float8_e8m0fnu",
+};
+
+bool is_float8(const dlpack::DataType& dtype) {
+  return dtype.bits == 8 && dtype.code >= dlpack::kFloat8 &&
+         dtype.code < dlpack::kFloat8 + kFloat8Names.size();
+}
+
+std::string name_of(const dlpack::DataType& dtype) {
+  const char* names[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
+  if (dtype.code == dlpack::kBool) return "bool";
+  if (is_float8(dtype)) return kFloat8Names[dtype.code - dlpack::kFloat8];
+  return std::string(dtype.code < 6 ? names[dtype.code] : "code" + std::to_string(dtype.code) + "_") +
+         std::to_string(dtype.bits);
+}
+
+// What NumPy has of ml_dtypes only.
+std::optional<dlpack::DataType> parse_ml_dtype(std::string_view name) {
+  if (name == "bfloat16") return dlpack::DataType{dlpack::kBfloat, 16, 1};
+  const auto found = std::find(kFloat8Names.begin(), kFloat8Names.end(), name);
+  if (found == kFloat8Names.end()) return std::nullopt;
+  return dlpack::DataType{static_cast<std::uint8_t>(dlpack::kFloat8 + (found - kFloat8Names.begin())), 8, 1};
+}
+
+nb::object ml_dtype(const std::string& name) {
   try {
-    return nb::module_::import_("ml_dtypes").attr("bfloat16");
+    return nb::module_::import_("ml_dtypes").attr(name.c_str());
   } catch (const nb::python_error&) {
-    throw Unsupported("NumPy has no bfloat16: import torch, or install ml_dtypes.");
+    throw Unsupported("NumPy has no " + name + ": import torch, or install ml_dtypes.");
   }
 }
 
@@ -139,12 +165,7 @@ bool is_byte_type(PyObject* tensor, const dlpack::DataType& dtype) {
 
 }  // namespace
 
-std::string Leaf::dtype_name() const {
-  const char* names[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
-  if (dtype.code == dlpack::kBool) return "bool";
-  return std::string(dtype.code < 6 ? names[dtype.code] : "code" + std::to_string(dtype.code) + "_") +
-         std::to_string(dtype.bits);
-}
+std::string Leaf::dtype_name() const { return name_of(dtype); }
 
 std::optional<DType> known_dtype(const dlpack::DataType& dtype) {
   for (const auto& known : kDTypes) {
@@ -268,6 +289,15 @@ void Torch::pin(Leaf& leaf) {
 }
 
 nb::object Torch::make(const TensorView& view) {
+  if (is_float8(view.dtype) &&
+      (api_ == nullptr || !exchange_api_wanted)) {  // older versions do not take them
+    const char* const name = kFloat8Names[view.dtype.code - dlpack::kFloat8];
+    const nb::object type = nb::getattr(nb::module_::import_("torch"), name, nb::none());
+    if (type.is_none()) throw Unsupported(std::string("this PyTorch has no ") + name + ": convert it first.");
+    TensorView bytes = view;
+    bytes.dtype = {dlpack::kUInt, 8, 1};
+    return make(bytes).attr("view")(type);
+  }
   if (api_ != nullptr && exchange_api_wanted) {
     void* object = nullptr;
     if (api_->from_managed(make_managed(view), &object) != 0) throw nb::python_error();
@@ -373,7 +403,7 @@ bool NumPy::read(Leaf& leaf, PyObject* array) {
   Py_buffer buffer;
   if (PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
-    return false;
+    return read_opaque(leaf, array);
   }
   const auto item_bytes = static_cast<std::size_t>(buffer.itemsize);
   const auto dtype = parse_format(buffer.format == nullptr ? "B" : buffer.format, item_bytes);
@@ -395,18 +425,29 @@ bool NumPy::read(Leaf& leaf, PyObject* array) {
   return described;
 }
 
+bool NumPy::read_opaque(Leaf& leaf, PyObject* array) {
+  const nb::handle handle(array);
+  const auto dtype = parse_ml_dtype(nb::cast<std::string>(handle.attr("dtype").attr("name")));
+  if (!dtype) return false;
+  const nb::object plain = handle.attr("view")(dtype->bits == 8 ? "u1" : "u2");
+  if (!read(leaf, plain.ptr())) return false;
+  leaf.source = nb::borrow(array);
+  leaf.dtype = *dtype;
+  return true;
+}
+
 nb::object NumPy::make(const TensorView& view) {
   auto* storage = new std::shared_ptr<Storage>(view.storage);
   const nb::capsule owner(storage,
                           [](void* self) noexcept { delete static_cast<std::shared_ptr<Storage>*>(self); });
   std::vector<std::size_t> shape(view.shape, view.shape + view.ndim);
-  const bool bfloat16 = view.dtype.code == dlpack::kBfloat;
+  const bool opaque = view.dtype.code == dlpack::kBfloat || is_float8(view.dtype);
   nb::dlpack::dtype dtype;
-  dtype.code = bfloat16 ? std::uint8_t{dlpack::kUInt} : view.dtype.code;
+  dtype.code = opaque ? std::uint8_t{dlpack::kUInt} : view.dtype.code;
   dtype.bits = view.dtype.bits;
   dtype.lanes = view.dtype.lanes;
   nb::ndarray<nb::numpy> array(view.data, shape.size(), shape.data(), owner, view.strides, dtype);
-  return bfloat16 ? array.cast().attr("view")(bfloat16_type()) : array.cast();
+  return opaque ? array.cast().attr("view")(ml_dtype(name_of(view.dtype))) : array.cast();
 }
 
 bool read_exactly(Leaf& leaf, PyObject* array) {

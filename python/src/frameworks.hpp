@@ -134,6 +134,8 @@ class NumPy {
   [[nodiscard]] nb::object make(const TensorView& view);
 
  private:
+  [[nodiscard]] bool read_opaque(Leaf& leaf, PyObject* array);
+
   PyObject* array_type_ = nullptr;
 };
 
