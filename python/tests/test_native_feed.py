@@ -734,6 +734,16 @@ def test_another_way_to_collate_tensors_is_obeyed(device, monkeypatch):
     assert torch.equal(next(iter(fed))[0].cpu(), 2 * X[:8])
 
 
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_another_way_to_collate_samples_is_obeyed(device, monkeypatch, kind):
+    fed = penstock.feed(DataLoader(Rows({"x": X} if kind is dict else (X,)), 8), device=device)
+    assert fed.describe()[0] == NATIVELY
+    known = torch.utils.data._utils.collate.default_collate_fn_map
+    monkeypatch.setitem(known, kind, lambda batch, *, collate_fn_map=None: [kind, len(batch)])
+    assert "collate_fn" in fed.describe()[0]
+    assert next(iter(fed)) == [kind, 8]
+
+
 def test_a_batch_that_the_device_cannot_hold_goes_the_loaders_way():
     fed = penstock.feed(loader_of(X), device="host:memory=256")
     assert "one batch does not fit" in fed.describe()[0]

@@ -214,7 +214,8 @@ def test_what_only_pytorch_can_send_is_sent_by_it(device):
         return {
             "dense": dense,
             "sparse": (dense[0] > 200).float().to_sparse(),
-            "gradient": torch.nn.Parameter(dense[0]),
+            "parameter": torch.nn.Parameter(dense[0]),
+            "gradient": dense[0].clone().requires_grad_(),
             "conjugate": torch.view_as_complex(dense[:, :, :2].contiguous()).conj(),
         }
 
@@ -224,9 +225,26 @@ def test_what_only_pytorch_can_send_is_sent_by_it(device):
         for ours, theirs in zip(feed, loader, strict=True):
             assert same(ours["dense"], theirs["dense"])
             assert torch.equal(ours["sparse"].to_dense().cpu(), theirs["sparse"].to_dense())
-            assert torch.equal(ours["gradient"].detach().cpu(), theirs["gradient"].detach())
-            assert ours["gradient"].requires_grad
+            for name in ("parameter", "gradient"):
+                assert torch.equal(ours[name].detach().cpu(), theirs[name].detach())
+                assert ours[name].requires_grad
             assert torch.equal(ours["conjugate"].resolve_conj().cpu(), theirs["conjugate"].resolve_conj())
+
+
+@DEVICES
+def test_elements_that_overlap_get_a_place_each(device):
+    def collate(samples):
+        image = samples[0][0].float()
+        return {"expanded": image[0].expand(5, 33), "windows": image[0].unfold(0, 4, 1), "steps": image[::2, ::3]}
+
+    loader = DataLoader(Tensors(20), 4, num_workers=1, collate_fn=collate)
+    feed = penstock.feed(loader, device)
+    for _ in range(2):
+        for ours, theirs in zip(feed, loader, strict=True):
+            for name, wanted in theirs.items():
+                assert torch.equal(ours[name].cpu(), wanted)
+                ours[name].add_(1)
+                assert torch.equal(ours[name].cpu(), wanted + 1), name
 
 
 class Movable:
