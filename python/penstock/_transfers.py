@@ -21,12 +21,13 @@ def expander_for(engine: _core.Engine, static: bool = False) -> Expander:
 def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any = None) -> Any:
     """Copy the arrays in a nest to a device, in as few transfers as possible.
 
-    `tree` is any nest of dict, list, tuple, named tuple, dataclass, or a registered type, around PyTorch tensors,
-    NumPy arrays, and arrays of other libraries that support DLPack. Small arrays travel packed together. Large ones
-    travel through pinned staging memory, and small ones with them, or directly if they are pinned. The result has the
-    same structure, shapes, dtypes and (for arrays without gaps) strides. Numbers, strings, and arrays that are already
-    on the device stay as they are. Other objects are moved by their own `to(device)`, or stay as they are if they have
-    none. Modules and tables are refused.
+    `tree` is any nest of dict, list, tuple, named tuple, dataclass, other containers, or a registered type, around
+    PyTorch tensors, NumPy arrays, and arrays of other libraries that support DLPack. Small arrays travel packed
+    together. Large ones travel through pinned staging memory, and small ones with them, or directly if they are pinned.
+    The result has the same structure, shapes, dtypes and (for arrays without gaps) strides. Numbers, strings, and
+    arrays that are already on the device stay as they are, and so do containers of other types than dict, list and
+    tuple in which nothing moves. Objects and containers are moved by their own `to(device)`. Objects that have none
+    stay as they are. Modules and tables are refused.
 
     On a GPU results are PyTorch tensors if PyTorch is imported, otherwise `penstock.Array`. Later work of PyTorch's
     current stream waits for them; the host does not. On "host" tensors stay tensors, and NumPy arrays stay NumPy
