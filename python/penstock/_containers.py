@@ -14,10 +14,11 @@ import contextlib
 import copyreg
 import dataclasses
 import functools
+import inspect
 import operator
 import types
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from ._checks import attribute
 
@@ -30,20 +31,61 @@ _PLAIN = {dict, list, tuple, collections.OrderedDict, collections.defaultdict, c
 _FILLED = {object, dict, collections.OrderedDict, collections.defaultdict, list, collections.deque}
 
 
+class _Kind(NamedTuple):
+    """What is known of a type. `base`: the class whose C code makes its objects. `form`: how its items are listed; None
+    if it has none. `as_stored`: no method of its own comes between its contents and what is stored."""
+
+    base: Any
+    form: Callable[[Any], Any] | None
+    fields: tuple[str, ...] | None
+    slots: tuple[str, ...]
+    may_be_made: bool
+    as_stored: bool
+
+
+@functools.lru_cache(1024)
+def _kind_of(kind: type) -> _Kind:
+    base = next(
+        base
+        for base in kind.__mro__
+        if base in _FILLED or isinstance(vars(base).get("__new__"), types.BuiltinMethodType)
+    )
+    fields = tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+    form: Callable[[Any], Any] | None = None
+    if issubclass(kind, tuple):
+        form, fields = _tuple_items, None
+    elif issubclass(kind, collections.abc.Mapping):
+        form = dict
+    elif issubclass(kind, list):
+        form = _list_items
+    elif issubclass(kind, collections.abc.Sequence) and not issubclass(kind, _WHOLE):
+        form = list
+    slots = tuple(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+    own = set().union(*(vars(part) for part in kind.__mro__[: kind.__mro__.index(base)]))
+    computed = own & {"__getattribute__", "__getitem__", "__iter__", "keys", "items"} or any(
+        inspect.isdatadescriptor(getattr(kind, name, None)) for name in fields or ()
+    )
+    stored = form is None if base is object else fields is None and (base in _FILLED or base is tuple)
+    as_stored = stored and not computed and not slots
+    closes = hasattr(kind, "__del__") and fields is None and not hasattr(kind, "__setitem__")
+    return _Kind(base, form, fields, slots, not closes, as_stored)
+
+
+def _tuple_items(value: Any) -> list[Any]:
+    return list(tuple.__iter__(value))
+
+
+def _list_items(value: Any) -> list[Any]:
+    return list(list.__iter__(value))
+
+
 def contents_of(value: Any) -> Any:
     """What lies in a container, as a plain dict or list; None for anything else."""
-    if isinstance(value, tuple):
-        return list(tuple.__iter__(value))
-    items: Any = None
-    if isinstance(value, collections.abc.Mapping):
-        items = dict(value)
-    elif isinstance(value, list):
-        items = list(list.__iter__(value))
-    elif isinstance(value, collections.abc.Sequence) and not isinstance(value, _WHOLE):
-        items = list(value)
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+    kind = _kind_of(type(value))
+    items = None if kind.form is None else kind.form(value)
+    if kind.fields is None:
         return items
-    fields = {field.name: attribute(value, field.name, _MISSING) for field in dataclasses.fields(value)}
+    fields = {name: attribute(value, name, _MISSING) for name in kind.fields}
     fields = {name: field for name, field in fields.items() if field is not _MISSING}
     if items is None:
         return fields
@@ -77,7 +119,7 @@ def twin_of(value: Any) -> Any:
     if isinstance(value, tuple):
         return value
     contents = contents_of(value)
-    inner = (*_items(contents), *(_own_dict(value) or {}).values(), *_slots(value).values())
+    inner = (*_items(contents), *(_own_dict(value) or {}).values())
     moved = {id(part): (part, _plain(part, part)) for part in inner if type(part) in (dict, list)}
     container = _Container(value, contents)
     container.begin(moved)
@@ -91,24 +133,26 @@ class _Container:
     def __init__(self, value: Any, contents: Any) -> None:
         self._value = value
         self._contents = contents
-        self._base = _native_base(type(value))
+        self._kind = _kind_of(type(value))
         self._empty: Any = None
 
     def begin(self, moved: Moved) -> Any:
         """An empty object of the same type, which may be put into the contents before it is filled; None if it is made
         of its contents."""
-        kind = type(self._value)
-        if self._base in _FILLED and not hasattr(kind, "__del__"):
-            with contextlib.suppress(TypeError):  # other C code makes its objects
-                self._empty = self._base.__new__(kind)
-                moved[id(self._value)] = self._value, self._empty
+        kind = self._kind
+        if kind.base in _FILLED and kind.may_be_made:
+            try:
+                self._empty = kind.base.__new__(type(self._value))
+            except TypeError:  # other C code makes its objects
+                return None
+            moved[id(self._value)] = self._value, self._empty
         return self._empty
 
     def finish(self, contents: Any, moved: Moved) -> Any:
         """The container with these contents. If its type does not let itself be made again, a plain dict or list."""
         _note(self._contents, contents, moved)
         new = self.make(moved)
-        if new is None and dataclasses.is_dataclass(self._value):
+        if new is None and self._kind.fields is not None:
             raise TypeError(
                 f"a {type(self._value).__name__} cannot be made again around arrays that have moved. Teach penstock "
                 "how: penstock.register_batch_type."
@@ -118,21 +162,23 @@ class _Container:
     def make(self, moved: Moved) -> Any:
         """The container with what has moved; None if it cannot be made again."""
         for make in (self._filled, self._reduced):
-            with contextlib.suppress(Exception):  # code of the type's author may raise anything
+            try:
                 new = make(moved)
-                if new is not None and _holds(new, self._contents, moved):
+                if new is not None and (self._kind.as_stored or _holds(new, self._contents, moved)):
                     moved[id(self._value)] = self._value, new
                     return new
+            except Exception:  # code of the type's author may raise anything
+                pass
             moved.pop(id(self._value), None)
         return None
 
     def _filled(self, moved: Moved) -> Any:
-        value, base, new = self._value, self._base, self._empty
-        if isinstance(value, tuple):
+        value, base, new = self._value, self._kind.base, self._empty
+        if self._kind.form is _tuple_items:
             new = base.__new__(type(value), [_replaced(item, moved) for item in self._contents])
         if new is not None:
-            _fill_attributes(new, value, moved)
-            _fill(base, new, value, moved)
+            _fill_attributes(new, value, self._kind, moved)
+            _fill(base, new, value, self._contents if self._kind.as_stored else None, moved)
         return new
 
     def _reduced(self, moved: Moved) -> Any:
@@ -140,42 +186,37 @@ class _Container:
         if type(self._value) is types.MappingProxyType:
             return types.MappingProxyType(_replaced(self._contents, moved))
         make, arguments, *rest = self._value.__reduce_ex__(4)
-        if hasattr(type(self._value), "__del__") or any(part is not None for part in rest):
+        if not self._kind.may_be_made or any(part is not None for part in rest):
             return None
         return make(*[_replaced(argument, moved) for argument in arguments])
 
 
-@functools.lru_cache(256)
-def _native_base(kind: type) -> Any:
-    """The class whose C code makes the objects of this one."""
-    return next(
-        base
-        for base in kind.__mro__
-        if base in _FILLED or isinstance(vars(base).get("__new__"), types.BuiltinMethodType)
-    )
-
-
-def _fill(base: Any, new: Any, value: Any, moved: Moved) -> None:
-    """Puts the items into a native container, past methods that convert or refuse them."""
+def _fill(base: Any, new: Any, value: Any, contents: Any, moved: Moved) -> None:
+    """Puts the items into a native container, past methods that convert or refuse them. `contents`: the items, as they
+    were when the container was taken apart; None: those that it stores."""
     if base is collections.defaultdict:
         factory = vars(base)["default_factory"]
         factory.__set__(new, factory.__get__(value))
+    if base is object:
+        return
     if issubclass(base, dict):
-        for key, item in base.items(value):
+        for key, item in base.items(value) if contents is None else contents.items():
             base.__setitem__(new, key, _replaced(item, moved))
     elif base is list:
-        list.extend(new, [_replaced(item, moved) for item in list.__iter__(value)])
+        items = list.__iter__(value) if contents is None else contents
+        list.extend(new, [_replaced(item, moved) for item in items])
     elif base is collections.deque:
-        base.__init__(new, [_replaced(item, moved) for item in base.__iter__(value)], value.maxlen)
+        items = base.__iter__(value) if contents is None else contents
+        base.__init__(new, [_replaced(item, moved) for item in items], value.maxlen)
 
 
-def _fill_attributes(new: Any, value: Any, moved: Moved) -> None:
+def _fill_attributes(new: Any, value: Any, kind: _Kind, moved: Moved) -> None:
     own = _own_dict(value)
     if own is value:  # self.__dict__ = self
         object.__setattr__(new, "__dict__", new)
     elif own:
         _own_dict(new).update((name, _replaced(part, moved)) for name, part in own.items())
-    for name, part in _slots(value).items():
+    for name, part in _slots(value, kind).items():
         object.__setattr__(new, name, _replaced(part, moved))
 
 
@@ -186,9 +227,9 @@ def _own_dict(value: Any) -> Any:
         return None
 
 
-def _slots(value: Any) -> dict[str, Any]:
+def _slots(value: Any, kind: _Kind) -> dict[str, Any]:
     slots = {}
-    for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
+    for name in kind.slots:
         with contextlib.suppress(AttributeError):
             slots[name] = object.__getattribute__(value, name)
     return slots
@@ -200,12 +241,13 @@ def _items(contents: Any) -> Iterable[Any]:
 
 def _note(old: Any, new: Any, moved: Moved) -> None:
     """Notes what has moved, also in plain containers. What moved before, as a part of another one, stays as noted."""
-    if old is new or id(old) in moved:
-        return
-    moved[id(old)] = old, new
-    if type(old) is type(new) and type(old) in (dict, list, tuple) and len(old) == len(new):
-        for before, after in zip(_items(old), _items(new), strict=True):
-            _note(before, after, moved)
+    kind = type(old)
+    inner = kind is dict or kind is list or kind is tuple
+    for before, after in zip(_items(old), _items(new), strict=True) if inner and len(old) == len(new) else ():
+        if before is not after and id(before) not in moved:
+            moved[id(before)] = before, after
+            if type(before) is type(after):
+                _note(before, after, moved)
 
 
 def _replaced(value: Any, moved: Moved) -> Any:

@@ -357,6 +357,25 @@ def test_a_tuple_that_holds_itself():
         penstock.to_device(ring, "host")
 
 
+class Emptying:
+    """Empties its container when it is moved."""
+
+    def to(self, device):
+        self.container.clear()
+        return 1
+
+
+@pytest.mark.parametrize("kind", [collections.OrderedDict, collections.deque, Counting])
+def test_containers_that_are_emptied_while_they_are_walked(kind, device):
+    first, x = Emptying(), torch.ones(2)
+    first.container = kind(a=first, x=x) if kind is collections.OrderedDict else kind([first, x])
+    if kind is Counting:
+        first.container[:] = [first, x]
+    sent = penstock.to_device(first.container, device)
+    values = list(sent.values() if kind is collections.OrderedDict else sent)
+    assert values[0] == 1 and same(values[1], x) and len(first.container) == 0
+
+
 class Computed(collections.abc.Mapping):
     """A mapping that makes its items when they are asked for."""
 
@@ -370,7 +389,9 @@ class Computed(collections.abc.Mapping):
         return 2
 
 
-class Closing(Wrapping):
+class Closing(Computed):
+    """As NumPy's NpzFile: a copy that is dropped would close the file of both."""
+
     closed = 0
 
     def __del__(self):
@@ -380,7 +401,7 @@ class Closing(Wrapping):
 def test_a_mapping_that_cannot_be_made_again_becomes_a_dict(device):
     sent = penstock.to_device(Computed(), device)
     assert type(sent) is dict and same(sent, {"a": torch.ones(2), "bc": torch.full((2,), 2.0)})
-    closing, before = Closing(x=torch.ones(1)), Closing.closed
+    closing, before = Closing(), Closing.closed
     assert type(penstock.to_device(closing, device)) is dict and Closing.closed == before
 
 
