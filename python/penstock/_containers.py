@@ -63,7 +63,7 @@ def _kind_of(kind: type) -> _Kind:
     slots = tuple(copyreg._slotnames(kind))  # type: ignore[attr-defined]
     own = set().union(*(vars(part) for part in kind.__mro__[: kind.__mro__.index(base)]))
     computed = own & {"__getattribute__", "__getitem__", "__iter__", "keys", "items"} or any(
-        inspect.isdatadescriptor(getattr(kind, name, None)) for name in fields or ()
+        inspect.isdatadescriptor(inspect.getattr_static(kind, name, None)) for name in fields or ()
     )
     stored = form is None if base is object else fields is None and (base in _FILLED or base is tuple)
     as_stored = stored and not computed and not slots
@@ -108,7 +108,8 @@ def like(value: Any, contents: Any) -> Any:
     """A container like this one, around other contents in the same places."""
     if type(value) in (list, tuple):
         return type(value)(contents)
-    container, moved = _Container(value, contents_of(value)), {}
+    moved: Moved = {}
+    container = _Container(value, contents_of(value))
     container.begin(moved)
     return container.finish(contents, moved)
 

@@ -197,13 +197,13 @@ nb::object Tree::ask(PyObject* object, bool expanded) {
 }
 
 void Tree::take_container(PyObject* object, const nb::object& answer) {
-  const std::size_t place = containers_.size();
+  const std::size_t number = containers_.size();
   containers_.push_back({.original = nb::borrow(object), .begin = answer[1], .finish = answer[2]});
-  places_of_containers_.emplace(object, place);
-  nodes_.push_back({Kind::container, nb::object(), static_cast<Py_ssize_t>(place)});
+  places_of_containers_.emplace(object, number);
+  nodes_.push_back({Kind::container, nb::object(), static_cast<Py_ssize_t>(number)});
   const nb::object contents = answer[0];
   take(contents.ptr(), true);
-  containers_[place].end = nodes_.size();
+  containers_[number].end = nodes_.size();
 }
 
 std::string Tree::place() const {

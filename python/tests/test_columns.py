@@ -281,3 +281,9 @@ def test_tensordicts(device):
     assert sample.batch_size == torch.Size([]) and torch.equal(sample["x"], x[3])
     with pytest.raises(penstock.InvalidArgument, match="batch size"):
         penstock.Loader(tensordict.TensorDict({"x": x}, batch_size=[]), device="host")
+
+
+def test_samples_without_bytes_are_refused_for_what_they_are():
+    for empty in (np.zeros((4, 0)), torch.zeros(4, 0, 3)):
+        with pytest.raises(penstock.InvalidArgument, match=r"'x' is 0.*: zero bytes\. Leave the field out"):
+            penstock.Loader({"x": empty, "y": np.arange(4)}, device="host")

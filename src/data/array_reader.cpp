@@ -1,3 +1,5 @@
+#include "data/malformed.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/core/gather_rows.hpp>
 #include <penstock/data/readers.hpp>
@@ -44,7 +46,8 @@ class ArrayReader final : public FieldReader {
 FieldReaderPtr read_array(Field field, std::span<const std::byte> data,
                           std::shared_ptr<const void> keep_alive, std::span<const std::byte> allocation) {
   const std::size_t bytes = field.sample_bytes();
-  if (bytes == 0 || data.size() % bytes != 0) {
+  if (bytes == 0) throw_zero_bytes(field);
+  if (data.size() % bytes != 0) {
     throw InvalidArgument(fmt::format(
         "The {} bytes given for field '{}' are not a whole number of samples of {} bytes ({} of {}).",
         data.size(), field.name, bytes, format_shape(field.shape), dtype_name(field.dtype)));

@@ -1,3 +1,5 @@
+#include "data/malformed.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/data/dataset.hpp>
 
@@ -92,11 +94,7 @@ Dataset::Dataset(std::vector<std::shared_ptr<const FieldReader>> readers) {
     throw InvalidArgument("The dataset holds zero samples: there is nothing to feed.");
   for (const auto& reader : readers) {
     const std::size_t bytes = reader->field().sample_bytes();
-    if (bytes == 0) {
-      throw InvalidArgument(fmt::format(
-          "A sample of field '{}' is {} of {}: zero bytes. Leave the field out.", reader->field().name,
-          format_shape(reader->field().shape), dtype_name(reader->field().dtype)));
-    }
+    if (bytes == 0) throw_zero_bytes(reader->field());
     if (__builtin_add_overflow(state->all_bytes, bytes, &state->all_bytes)) {
       throw InvalidArgument("A sample of the dataset does not fit the address space.");
     }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <penstock/core/error.hpp>
+#include <penstock/data/dataset.hpp>
 
 #include <fmt/format.h>
 
@@ -16,6 +17,12 @@ namespace penstock {
                                          std::string_view expected, std::string_view found,
                                          std::source_location where = std::source_location::current()) {
   throw Error(fmt::format("{}, byte {}: expected {}, found {}.", file, offset, expected, found), where);
+}
+
+/// Refuses a field whose samples have no bytes.
+[[noreturn]] inline void throw_zero_bytes(const Field& field) {
+  throw InvalidArgument(fmt::format("A sample of field '{}' is {} of {}: zero bytes. Leave the field out.",
+                                    field.name, format_shape(field.shape), dtype_name(field.dtype)));
 }
 
 }  // namespace penstock

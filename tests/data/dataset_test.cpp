@@ -225,7 +225,7 @@ TEST(ArrayReader, RefusesAPartOfASample) {
       {"25 bytes", "'x'", "12 bytes"});
   expect_error<InvalidArgument>(
       [] { static_cast<void>(read_array({"x", DType::int32, {0}}, std::vector<std::uint8_t>(25))); },
-      {"samples of 0 bytes"});
+      {"'x' is 0 of int32: zero bytes. Leave the field out."});
 }
 
 TEST(CallbackReader, NamesTheSampleWhenTheCallbackFails) {
