@@ -195,10 +195,13 @@ void add_feed(CLI::App& app, FeedOptions& options) {
   command->footer(
       "Examples:\n"
       "  penstock feed images.npy labels.npy --shuffle --epochs 3\n"
-      "  penstock feed set.npz --batch 512 --step-ms 12      would it keep up with a step of 12 ms?\n"
+      "  penstock feed set.npz --batch 512 --step-ms 12\n"
+      "      would it keep up with a step of 12 ms?\n"
       "  penstock feed images.npy --to float32 --verify --report report.html\n"
-      "  penstock feed images.npy --rank 0 --world-size 8    what one of eight processes gets\n"
-      "  penstock feed fashion-mnist --json -                a dataset by its name, for programs");
+      "  penstock feed images.npy --rank 0 --world-size 8\n"
+      "      what one of eight processes gets\n"
+      "  penstock feed fashion-mnist --json -\n"
+      "      a dataset by its name, for programs");
 }
 
 namespace {
@@ -354,14 +357,18 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   add_json(*command, options.json, "the verdict");
   command->footer(
       "Examples:\n"
-      "  penstock doctor -- python train.py --epochs 1                any CUDA program, as it is\n"
+      "  penstock doctor -- python train.py --epochs 1\n"
+      "      any CUDA program, as it is\n"
       "  penstock doctor --record run -- torchrun train.py\n"
-      "  penstock doctor --verify 'python fixed.py' -- python train.py     what did the change gain?\n"
+      "  penstock doctor --verify 'python fixed.py' -- python train.py\n"
+      "      what did the change gain?\n"
       "  penstock doctor trace.json.gz\n"
       "  penstock doctor trace.json --html report.html --perfetto found.json.gz\n"
-      "  penstock doctor trace.json --budget budget.txt --json -      in continuous integration\n"
+      "  penstock doctor trace.json --budget budget.txt --json -\n"
+      "      in continuous integration\n"
       "  penstock doctor --loader train.py:loader\n"
-      "  penstock doctor --loader train.py:make_loader --step 12      does it keep up with a step of 12 ms?\n"
+      "  penstock doctor --loader train.py:make_loader --step 12\n"
+      "      does it keep up with a step of 12 ms?\n"
       "--loader runs the python3 of the PATH, which needs PyTorch and the penstock package.");
 }
 

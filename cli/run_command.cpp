@@ -96,10 +96,13 @@ void add_link(CLI::App& app, LinkOptions& options) {
   });
   command->footer(
       "Examples:\n"
-      "  penstock link                               measure the first GPU's link, and store its profile\n"
+      "  penstock link\n"
+      "      measure the first GPU's link, and store its profile\n"
       "  penstock link --device host --quick\n"
-      "  penstock link --devices cuda:0 cuda:1       the same for a group of GPUs\n"
-      "  penstock link --no-store --json link.json   only look");
+      "  penstock link --devices cuda:0 cuda:1\n"
+      "      the same for a group of GPUs\n"
+      "  penstock link --no-store --json link.json\n"
+      "      only look");
 }
 
 void add_load(CLI::App& app, LoadOptions& options) {
@@ -119,8 +122,10 @@ void add_load(CLI::App& app, LoadOptions& options) {
   command->footer(
       "Examples:\n"
       "  penstock load model.safetensors\n"
-      "  penstock load model.safetensors --device cuda:0 --relay cuda:1     over the links of both\n"
-      "  penstock load model.safetensors --group cuda:0 --group cuda:1      to both, each byte read once\n"
+      "  penstock load model.safetensors --device cuda:0 --relay cuda:1\n"
+      "      over the links of both\n"
+      "  penstock load model.safetensors --group cuda:0 --group cuda:1\n"
+      "      to both, each byte read once\n"
       "  penstock load model.safetensors --device host --json -");
 }
 
@@ -185,14 +190,22 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
   app.require_subcommand(1);
   app.footer(
       "Examples:\n"
-      "  penstock info                      devices, links, and what is missing\n"
-      "  penstock link                      measure the link once; feed and predict use the result\n"
-      "  penstock predict 64MiB             the time that a transfer will take, or a feed's batch\n"
-      "  penstock feed images.npy           feed a dataset, and say where the time went\n"
-      "  penstock load model.safetensors    load weights, and say what limited the time\n"
-      "  penstock doctor -- python train.py    where a program loses time to its data\n"
-      "  penstock doctor trace.json         the same from a trace of PyTorch's profiler\n"
-      "  penstock doctor --loader train.py:loader    what limits a PyTorch DataLoader\n"
+      "  penstock info\n"
+      "      devices, links, and what is missing\n"
+      "  penstock link\n"
+      "      measure the link once; feed and predict use the result\n"
+      "  penstock predict 64MiB\n"
+      "      the time that a transfer will take, or a feed's batch\n"
+      "  penstock feed images.npy\n"
+      "      feed a dataset, and say where the time went\n"
+      "  penstock load model.safetensors\n"
+      "      load weights, and say what limited the time\n"
+      "  penstock doctor -- python train.py\n"
+      "      where a program loses time to its data\n"
+      "  penstock doctor trace.json\n"
+      "      the same from a trace of PyTorch's profiler\n"
+      "  penstock doctor --loader train.py:loader\n"
+      "      what limits a PyTorch DataLoader\n"
       "Each command has more with --help.");
   InfoOptions info;
   LinkOptions link;
