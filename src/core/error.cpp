@@ -29,7 +29,8 @@ OutOfMemory::OutOfMemory(const std::string& place, std::size_t asked, std::size_
 
 DeviceError::DeviceError(const std::string& name, const std::string& call, int code,
                          const std::string& detail, std::source_location where)
-    : Error(fmt::format("{} failed with {} ({}){}{}", call, name, code, detail.empty() ? "." : ": ", detail),
+    : Error(detail.empty() ? fmt::format("{} failed with {} ({}).", call, name, code)
+                           : fmt::format("{} ({} failed with {}, {})", detail, call, name, code),
             where),
       name_(name),
       call_(call),

@@ -9,8 +9,8 @@ namespace penstock {
 void refuse_forked_loader(const char* loader, std::string_view devices) {
   throw DeviceError(
       "PENSTOCK_FORKED", loader, 0,
-      fmt::format("this process was forked from the one that made the loader, and cannot use its {}: make "
-                  "the loader in this process, or start processes with spawn",
+      fmt::format("This process was forked from the one that made the loader, and cannot use its {}: make "
+                  "the loader in this process, or start processes with spawn.",
                   devices));
 }
 

@@ -245,8 +245,8 @@ class TransferEngineImpl {
     if (is_forked()) {
       throw DeviceError(
           "PENSTOCK_FORKED", "a transfer", 0,
-          "this process was forked after the engine was made; open devices after the fork, or start "
-          "processes by spawn");
+          "This process was forked after the engine was made: open devices after the fork, or start "
+          "processes by spawn.");
     }
   }
 

@@ -94,7 +94,7 @@ TEST(CommandInfo, ShowsDevicesAndWhatIsMissing) {
   EXPECT_EQ(result.status, 0) << result.errors;
   EXPECT_EQ(result.errors, "");
   EXPECT_THAT(result.output, HasSubstr("\nhost  "));
-  EXPECT_THAT(result.output, HasSubstr("missing\n  There is no GPU"));
+  EXPECT_THAT(result.output, HasSubstr("missing\n  There is no NVIDIA driver"));
   EXPECT_THAT(result.output, HasSubstr("/nowhere/libcuda.so.1"));
   EXPECT_THAT(result.output, HasSubstr("none; measure the link with `penstock link --device host`"));
 }

@@ -37,6 +37,8 @@ TEST(ErrorTest, DeviceErrorNamesCallAndCode) {
   EXPECT_EQ(error.call(), "cuInit");
   EXPECT_EQ(error.code(), 999);
   EXPECT_STREQ(error.what(), "cuInit failed with CUDA_ERROR_UNKNOWN (999).");
+  EXPECT_STREQ(DeviceError("CUDA_ERROR_UNKNOWN", "cuInit", 999, "Reboot.").what(),
+               "Reboot. (cuInit failed with CUDA_ERROR_UNKNOWN, 999)");
 }
 
 }  // namespace

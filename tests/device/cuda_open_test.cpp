@@ -18,7 +18,9 @@ namespace penstock::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 using CudaOpen = CudaTest;
 
@@ -61,7 +63,9 @@ TEST_F(CudaOpen, MissingDriverIsExplained) {
   const DeviceOptions options{.driver_library = "/nowhere/libcuda.so.1"};
   const DeviceError error = device_error([&] { static_cast<void>(Device::open("cuda:0", options)); });
   EXPECT_EQ(error.name(), "PENSTOCK_NO_DRIVER");
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("/nowhere/libcuda.so.1"), HasSubstr("install")));
+  EXPECT_THAT(error.what(), AllOf(StartsWith("There is no NVIDIA driver"), HasSubstr("install"),
+                                  HasSubstr("\"host\""), HasSubstr("/nowhere/libcuda.so.1")));
+  EXPECT_THAT(error.what(), EndsWith("(dlopen failed with PENSTOCK_NO_DRIVER, 0)"));
   const DeviceInventory inventory = Device::inventory(options);
   EXPECT_EQ(inventory.devices.size(), 1u);
   ASSERT_EQ(inventory.missing.size(), 1u);
@@ -150,6 +154,9 @@ TEST_F(CudaOpen, NoDeviceFallsBackOnlyForAuto) {
   const DeviceError error = device_error([&] { static_cast<void>(Device::open("cuda:0", link.options())); });
   EXPECT_EQ(error.name(), "CUDA_ERROR_NO_DEVICE");
   EXPECT_EQ(error.call(), "cuInit");
+  EXPECT_THAT(error.what(),
+              AllOf(StartsWith("No CUDA-capable device is detected. The NVIDIA driver is there"),
+                    HasSubstr("\"host\"")));
   EXPECT_EQ(Device::open("auto", link.options()).info().backend, "host");
   const DeviceInventory inventory = Device::inventory(link.options());
   EXPECT_EQ(inventory.devices.size(), 1u);

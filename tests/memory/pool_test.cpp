@@ -210,7 +210,7 @@ TEST_F(PoolTest, AFailureOfUpstreamLeaksNothingAndTheNextCallWorks) {
   Pool pool = make_pool({.budget_bytes = 64 * kMiB, .segment_bytes = kMiB});
   std::size_t calls = 0;
   hooks_->before_allocate = [&](std::size_t) {
-    if (++calls % 3 == 0) throw DeviceError("TEST", "allocate", 1, "asked for");
+    if (++calls % 3 == 0) throw DeviceError("TEST", "allocate", 1, "Asked for.");
   };
   std::vector<Buffer> buffers;
   std::size_t failures = 0;

@@ -58,6 +58,7 @@ class OutOfMemory : public Error {
 /// `call()` is the entry that returned it ("cuMemcpyHtoDAsync_v2").
 class DeviceError : public Error {
  public:
+  /// `detail`: what it means for the user and what to do, in sentences. The message begins with it.
   DeviceError(const std::string& name, const std::string& call, int code, const std::string& detail,
               std::source_location where = std::source_location::current());
   [[nodiscard]] const std::string& name() const noexcept { return name_; }

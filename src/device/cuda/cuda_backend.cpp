@@ -510,7 +510,7 @@ void list_cuda(const DeviceOptions& options, DeviceInventory& inventory) {
       }
     }
   } catch (const Error& error) {
-    inventory.missing.push_back(fmt::format("There is no GPU: {}", error.what()));
+    inventory.missing.emplace_back(error.what());
   }
 }
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -26,6 +27,9 @@ constexpr char kDefaultPath[] = "libcuda.so.1";
 
 std::string_view advice(Result result) {
   switch (result) {
+    case kNoDevice:
+      return "The NVIDIA driver is there but shows no GPU: none is in this machine, this container was given "
+             "none, or CUDA_VISIBLE_DEVICES hides them. Without a GPU, use the device \"host\".";
     case kNotInitialized:
       return "The driver is not usable here; after a fork, only the process that opened the device can use "
              "it.";
@@ -70,10 +74,12 @@ Library open_library(const std::string& path) {
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* reason = dlerror();
-    throw DeviceError(kNoDriver, "dlopen", 0,
-                      fmt::format("{}. There is no NVIDIA driver that this process can load: install one, or "
-                                  "in a container, start it with access to the GPUs.",
-                                  reason != nullptr ? reason : path));
+    throw DeviceError(
+        kNoDriver, "dlopen", 0,
+        fmt::format("There is no NVIDIA driver that this process can load. If the machine has a "
+                    "GPU, install the driver, or start the container with access to the GPUs. "
+                    "Otherwise use the device \"host\". The system says: {}.",
+                    reason != nullptr ? reason : path));
   }
   return {handle, path};
 }
@@ -82,7 +88,7 @@ Library open_library(const std::string& path) {
   throw DeviceError(
       kDriverTooOld, "cuDriverGetVersion", version,
       fmt::format(
-          "the driver {} supports CUDA {}, and penstock needs {} or newer (NVIDIA driver 525 or newer): "
+          "The driver {} supports CUDA {}, and penstock needs {} or newer (NVIDIA driver 525 or newer): "
           "update the driver.",
           library.path, version == 0 ? "of an unknown version" : format_version(version),
           format_version(kOldestDriver)));
@@ -107,7 +113,7 @@ void find_entry(const Library& library, GetProcAddress get, const char* name, in
   if (result != kSuccess || *function == nullptr) {
     throw DeviceError(
         "CUDA_ERROR_NOT_FOUND", "cuGetProcAddress", result,
-        fmt::format("the driver {} (CUDA {}) has no {} of version {}: update the driver.", library.path,
+        fmt::format("The driver {} (CUDA {}) has no {} of version {}: update the driver.", library.path,
                     format_version(driver_version(library)), name, format_version(version)));
   }
 }
@@ -135,12 +141,6 @@ void initialise(Driver& driver) {
   if (result == kSuccess) return;
   if (const std::string refusal = device_file_refusal("/dev"); !refusal.empty()) {
     throw DeviceError(kNoPermission, driver.init.name, result, refusal);
-  }
-  if (result == kNoDevice) {
-    throw DeviceError(
-        driver.error_name(result), driver.init.name, result,
-        "the NVIDIA driver is there but shows no GPU: none is in this machine, this container was "
-        "given none, or CUDA_VISIBLE_DEVICES hides them.");
   }
   driver.fail(result, driver.init.name);
 }
@@ -174,15 +174,16 @@ std::string Driver::error_name(Result result) const {
 void Driver::fail(Result result, const char* call, std::source_location where) const {
   const char* text = nullptr;
   std::string detail = get_error_string(result, &text) == kSuccess && text != nullptr ? text : "";
-  if (!detail.empty()) detail += '.';
-  if (const std::string_view more = advice(result); !more.empty()) detail += fmt::format(" {}", more);
+  if (!detail.empty()) detail = static_cast<char>(std::toupper(detail.front())) + detail.substr(1) + '.';
+  if (const std::string_view more = advice(result); !more.empty())
+    detail += fmt::format("{}{}", detail.empty() ? "" : " ", more);
   throw DeviceError(error_name(result), call, result, detail, where);
 }
 
 void throw_forked(const char* call, std::source_location where) {
   throw DeviceError(
       kForked, call, kNotInitialized,
-      "this process was forked after the CUDA driver was in use, and CUDA does not survive a fork: "
+      "This process was forked after the CUDA driver was in use, and CUDA does not survive a fork: "
       "open devices after the fork, or start workers with the 'spawn' method.",
       where);
 }
