@@ -26,8 +26,8 @@ namespace penstock {
 namespace {
 
 [[noreturn]] void refuse_spec(std::string_view spec) {
-  throw InvalidArgument(fmt::format(
-      "unknown device '{}'; use auto, cuda, cuda:N, host, host:N, or host:N,key=value,...", spec));
+  throw InvalidArgument(
+      fmt::format("unknown device '{}'; use auto, cuda, cuda:N, cpu, host:N, or host:N,key=value,...", spec));
 }
 
 /// Those of this process, for all its devices. A forked child has its own: the parent's teams do not end in
@@ -65,7 +65,7 @@ std::shared_ptr<Backend> open_auto(const DeviceOptions& options) {
 
 std::shared_ptr<Backend> open_backend(std::string_view spec, const DeviceOptions& options) {
   if (spec == "auto") return open_auto(options);
-  if (spec == "host") return open_host();
+  if (spec == "host" || spec == "cpu") return open_host();
   if (spec.starts_with("host:")) return open_host(parse_host_options(spec.substr(5)));
   if (spec == "cuda") return open_cuda(0, options);
   if (spec.starts_with("cuda:")) return open_cuda(parse_index(spec, spec.substr(5)), options);

@@ -105,6 +105,7 @@ TEST(DeviceTest, SpecOpensTheSameDeviceAgain) {
   }
   EXPECT_EQ(Device::open("host").info().spec, "host");
   EXPECT_EQ(Device::open("host:0").info().spec, "host");
+  EXPECT_EQ(Device::open("cpu").info().spec, "host");
   EXPECT_EQ(Device::open("host:0,memory=64MiB").info().spec, Device::open("host:memory=64MiB").info().spec);
   EXPECT_EQ(Device::open("host:1").info().spec, "host:1");
   EXPECT_EQ(Device::open("host:1,peer=2.5").info().spec, "host:1,peer=2.5");
@@ -113,12 +114,13 @@ TEST(DeviceTest, SpecOpensTheSameDeviceAgain) {
 }
 
 TEST(DeviceTest, WrongSpecsAreRefusedWithTheKnownOnes) {
-  for (const char* spec : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:0x", "Host", "hosts", "cuda0"}) {
+  for (const char* spec :
+       {"", "gpu", "mps", "xpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:0x", "Host", "hosts", "cuda0"}) {
     try {
       static_cast<void>(Device::open(spec));
       ADD_FAILURE() << spec;
     } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("cuda:N")) << spec;
+      EXPECT_THAT(error.what(), HasSubstr("use auto, cuda, cuda:N, cpu, host:N")) << spec;
     }
   }
 }

@@ -34,7 +34,7 @@ struct DeviceInventory {
 /// PENSTOCK_FORKED.
 class Device {
  public:
-  /// Opens "cuda:0", "cuda" (the same), "host:0", "host" (the same), "host:1,key=value,...",
+  /// Opens "cuda:0", "cuda" (the same), "host:0", "host" and "cpu" (the same), "host:1,key=value,...",
   /// "host:key=value,..." or "auto": the first GPU, or host if there is no driver or no GPU. Host devices are
   /// numbered 0 to 15. Each call opens one with memory and links of its own. Keys of host:
   ///  - `link`: GB/s of a modelled link each way; 0: as fast as memory. `latency`: µs for each copy.
