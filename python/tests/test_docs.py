@@ -74,6 +74,14 @@ def test_the_page_on_statistics_explains_every_figure():
     assert [name for name in sorted(figures) if f"`{name}`" not in page] == []
 
 
+def test_the_first_screen_says_how_to_try_it_how_long_that_takes_and_where_it_runs():
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:25])
+    for command in ("make demo", "make test", "pip install ."):
+        assert re.search(rf"^{command} .*\d+ (s|min)\b", screen, re.MULTILINE), command
+    for system in ("Linux", "x86-64", "Python 3.10", "NVIDIA", "Debian 12", "Ubuntu 24.04"):
+        assert system in screen, system
+
+
 def test_links_between_documents_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
