@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._checks import has, numpy_for
+from . import _core
+from ._checks import has, is_number, numpy_for
 from ._containers import contents_of, like
 from ._errors import InvalidArgument
 
@@ -22,17 +25,21 @@ class Fields(NamedTuple):
     arrays: list[Any]
     build: Build
     is_table: bool = False
+    of_tables: frozenset[str] = frozenset()  # names of fields that are a column of a table, or a matrix of its columns
 
 
 def fields_of(data: Any) -> Fields:
     """Names, arrays and structure of `data`. Raises InvalidArgument that names the field that does not fit."""
-    columns = _columns_of(data)
-    if columns is not None:
-        return _named(columns, lambda key, value: _column(value, key))._replace(is_table=True)
+    if isinstance(data, str | os.PathLike):
+        return _files(data)
+    if _is_table(data):
+        fields = _named(_columns_of(data), lambda key, value: _column(value, key))
+        return fields._replace(is_table=True, of_tables=frozenset(fields.names))
     if _is_a("tensordict", "TensorDictBase", data):
         return _tensordict(data)
     if isinstance(data, Mapping):
-        return _named(data, lambda key, value: _array(value, str(key)))
+        fields = _named(data, lambda key, value: _array(value, str(key)))
+        return fields._replace(of_tables=_tables_of(fields.names, data.values()))
     if _is_a("torch.utils.data", "TensorDataset", data):
         plain = sys.modules["torch.utils.data"].TensorDataset
         if type(data).__getitem__ is plain.__getitem__:
@@ -42,9 +49,60 @@ def fields_of(data: Any) -> Fields:
         names = list(getattr(type(data), "_fields", [f"field{i}" for i in range(len(items))]))
         if not names:
             raise InvalidArgument("A Loader needs at least one array.")
+        _refuse_samples(data)
         arrays = [_array(item, name) for name, item in zip(names, items, strict=True)]
-        return Fields(names, arrays, functools.partial(like, data))
+        return Fields(names, arrays, functools.partial(like, data), of_tables=_tables_of(names, data))
     return Fields(["data"], [_array(data, "data")], lambda arrays: arrays[0])
+
+
+def _tables_of(names: list[str], values: Iterable[Any]) -> frozenset[str]:
+    return frozenset(name for name, value in zip(names, values, strict=True) if _is_table(value))
+
+
+def _refuse_samples(data: Sequence[Any]) -> None:
+    """Raises InvalidArgument if `data` lists samples: a list that a Loader takes has an array for each field."""
+    if any(isinstance(part, Mapping) for part in data):
+        raise InvalidArgument(
+            "This lists samples that are dicts, and a Loader takes a dict of arrays: "
+            "{name: numpy.stack([sample[name] for sample in data]) for name in data[0]}. If their shapes differ, use "
+            "penstock.feed(DataLoader(data, batch_size=..., collate_fn=...))."
+        )
+    if any(is_number(part) for part in data):
+        raise InvalidArgument("This lists numbers, and a Loader takes arrays: numpy.asarray(data).")
+    lengths = set(filter(None, map(_length, data)))
+    if len(lengths) > 1:
+        raise InvalidArgument(
+            f"The first axis of each field counts samples, and these fields have {min(lengths)} to {max(lengths)}. If "
+            "each is a sample, not a field, write numpy.stack(data). If the shapes of samples differ, pad them, or use "
+            "penstock.feed(DataLoader(data, batch_size=..., collate_fn=...))."
+        )
+
+
+def _length(part: Any) -> int | None:
+    try:
+        return None if isinstance(part, str) else len(part)
+    except TypeError:
+        return None
+
+
+def _files(path: str | os.PathLike) -> Fields:
+    """The arrays of a file or a directory. They are read as `open_dataset` of the library does."""
+    if "torch" not in sys.modules:
+        numpy_for(f"Reading {os.fspath(path)}")
+    arrays = _core.open_files(os.fspath(path))
+    if len(arrays) == 1:
+        return Fields(["data"], arrays, lambda batch: batch[0])
+    return _named({array.name: array for array in arrays}, lambda _, array: array)
+
+
+def _file(path: str | os.PathLike, name: str) -> Any:
+    arrays = _files(path).arrays
+    if len(arrays) > 1:
+        raise InvalidArgument(
+            f"Field '{name}' is {os.fspath(path)}, which holds {len(arrays)} arrays: pass the path alone, and batches "
+            "are dicts of them."
+        )
+    return arrays[0]
 
 
 class Samples:
@@ -108,8 +166,12 @@ def _array(value: Any, name: str) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _tensor(value, name, torch)
+    if isinstance(value, str | os.PathLike):
+        return _file(value, name)
     if _is_column(value):
         return _column(value, name)
+    if _is_table(value):
+        return _matrix(_columns_of(value), name)
     for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
         if not _is_array(value) and has(value, method):
             raise InvalidArgument(f"Field '{name}' is {_a(value)}; {remedy}.")
@@ -119,14 +181,31 @@ def _array(value: Any, name: str) -> Any:
             "Dataset, or anything else that makes samples one by one, use "
             "penstock.feed(DataLoader(dataset, ...))."
         )
+    if hasattr(type(value), "chunks"):  # as arrays of h5py, Zarr and Dask have, which are not in memory
+        raise InvalidArgument(
+            f"Field '{name}' is {_a(value)}, and a Loader would read all of it into memory. If it may, write "
+            "numpy.asarray(x). Otherwise use penstock.feed(DataLoader(dataset, ...))."
+        )
     numpy = numpy_for(f"Field '{name}' is {_a(value)}, and reading it")
     if isinstance(value, numpy.ma.MaskedArray) and numpy.ma.is_masked(value):
         raise InvalidArgument(f"Field '{name}' is a masked array and would lose its mask: pass `.data` and `.mask`.")
     try:
         array = numpy.asarray(value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"Field '{name}' is {_a(value)}, which cannot become a NumPy array: {error}") from error
+        raise InvalidArgument(
+            f"Field '{name}' is {_a(value)}, which cannot become a NumPy array: {error}. {_IF_SHAPES_DIFFER}"
+        ) from error
     return _numbers(array, name)
+
+
+def _refuse_empty(shape: Sequence[int], name: str) -> None:
+    if len(shape) > 0 and shape[0] == 0:
+        raise InvalidArgument(f"Field '{name}' has no samples: its first axis counts them.")
+    if 0 in shape:
+        raise InvalidArgument(
+            f"A sample of field '{name}' has zero bytes, since the shape is {tuple(shape)}. Leave the field out, and "
+            f"make it in the loop: x.new_empty(({', '.join(['len(x)', *map(str, shape[1:])])}))."
+        )
 
 
 def _a(value: Any) -> str:
@@ -141,25 +220,89 @@ def _tensor(value: Any, name: str, torch: Any) -> Any:
         raise InvalidArgument(f"Field '{name}' is sparse or quantised; a Loader takes plain tensors.")
     if type(value).__name__ == "NonTensorData":
         raise InvalidArgument(f"Field '{name}' is not a tensor; a Loader takes bool, integer and float types.")
+    if value.is_complex():
+        raise _no_numbers("Field", name, value.dtype, "Complex numbers become pairs: torch.view_as_real(x).")
+    _refuse_empty(value.shape, name)
     plain = value.detach().as_subclass(torch.Tensor)
     whole = plain if _lies_apart(plain.shape, plain.stride(), 1) else plain.contiguous()
-    return whole.resolve_conj().resolve_neg()
+    return whole.resolve_neg()
 
 
 def _numbers(array: Any, name: str) -> Any:
     import numpy
 
-    if array.dtype.kind not in "biuf":
-        raise InvalidArgument(
-            f"Field '{name}' holds {array.dtype}; a Loader takes bool, integer and float types. Convert it, or leave "
-            "it out."
-        )
+    kind = array.dtype.kind
+    if kind not in "biuf":
+        raise _no_numbers("Field", name, array.dtype, _NUMBERS_OF.get(kind, ""))
     if array.ndim == 0:
         raise InvalidArgument(f"Field '{name}' is a scalar; its first axis must count samples.")
+    _refuse_empty(array.shape, name)
     as_it_is = array.flags.aligned and array.dtype.isnative
     if as_it_is and _lies_apart(array.shape, array.strides, array.itemsize):
         return array
     return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+_IF_SHAPES_DIFFER = (
+    "Stack arrays of one shape: numpy.stack(list(x)). If their shapes differ, pad them, or use "
+    "penstock.feed(DataLoader(dataset, batch_size=..., collate_fn=...))."
+)
+_DECODE = (
+    "Encoded images and texts are decoded for each sample: penstock.feed(DataLoader(dataset, ...)). Names of classes "
+    "become numbers: "
+)
+# What to write in place of an array of such a kind.
+_NUMBERS_OF = {
+    "O": f"Its values are objects of Python. {_IF_SHAPES_DIFFER}",
+    **dict.fromkeys("SUT", _DECODE + "numpy.unique(x, return_inverse=True)[1]."),
+    **dict.fromkeys("Mm", 'Times become numbers: x.astype("int64").'),
+    "c": "Complex numbers become pairs: numpy.stack([x.real, x.imag], axis=-1).",
+    "V": "Records become a dict of fields: {name: x[name] for name in x.dtype.names}.",
+}
+
+
+def _no_numbers(what: str, name: Any, dtype: Any, advice: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{what} '{name}' holds {dtype}; a Loader takes bool, integer and float types. {advice or 'Convert it.'} Or "
+        "leave it out."
+    )
+
+
+def cast(array: Any, dtype: Any, name: Any) -> Any:
+    """The array in another type of NumPy. Raises InvalidArgument if a float type cannot hold its integers, or if its
+    values are too large."""
+    import numpy
+
+    dtype = numpy.dtype(dtype)
+    if dtype.kind == "f" and array.dtype.kind in "iu" and array.size > 0:
+        low, high, most = int(array.min()), int(array.max()), 2 ** (numpy.finfo(dtype).nmant + 1)
+        if low < -most or high > most:
+            raise InvalidArgument(
+                f"'{name}' holds integers from {low} to {high}, and {dtype} rounds those beyond {most}. If it may be "
+                "rounded, convert it before. If not, give it a field of its own, and name the others in `to`."
+            )
+    try:
+        with numpy.errstate(over="raise"):
+            return array.astype(dtype, order="C")
+    except FloatingPointError:
+        raise InvalidArgument(f"'{name}' holds values that are too large for {dtype}. Scale them before.") from None
+
+
+def _matrix(columns: Mapping[Any, Any], name: str) -> Any:
+    """The columns of a table side by side, in the type that holds all of them."""
+    import numpy
+
+    arrays = {key: _column(value, key) for key, value in columns.items()}
+    for key, array in arrays.items():
+        if array.ndim > 1:
+            raise InvalidArgument(f"Column '{key}' of '{name}' holds rows: pass it as a field of its own.")
+    if not arrays:
+        raise InvalidArgument(f"Field '{name}' is a table without columns.")
+    dtype = numpy.result_type(*(array.dtype for array in arrays.values()))
+    matrix = numpy.empty((len(next(iter(arrays.values()))), len(arrays)), dtype)
+    for i, (key, array) in enumerate(arrays.items()):
+        matrix[:, i] = cast(array, dtype, key)
+    return matrix
 
 
 def _lies_apart(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
@@ -176,8 +319,15 @@ def _lies_apart(shape: Sequence[int], strides: Sequence[int], item: int) -> bool
 # Tables: pandas, polars, Arrow, Hugging Face. Each column keeps its own type.
 
 
-def _columns_of(data: Any) -> Mapping[Any, Any] | None:
-    """The columns of a table by name; None if `data` is not a table."""
+def _is_table(data: Any) -> bool:
+    named = (("pandas", "DataFrame"), ("polars", "DataFrame"), ("datasets", "Dataset"), ("datasets", "DatasetDict"))
+    if any(_is_a(module, name, data) for module, name in named):
+        return True
+    return not _is_column(data) and (has(data, "__arrow_c_stream__") or has(data, "__arrow_c_array__"))
+
+
+def _columns_of(data: Any) -> Mapping[Any, Any]:
+    """The columns of a table by name."""
     if _is_a("pandas", "DataFrame", data):
         if not data.columns.is_unique:
             raise InvalidArgument(f"Two columns have the same name: {list(data.columns)}. Rename one.")
@@ -188,8 +338,6 @@ def _columns_of(data: Any) -> Mapping[Any, Any] | None:
         return _hugging_face(data)
     if _is_a("datasets", "DatasetDict", data):
         raise InvalidArgument(f"This is a dict of splits: choose one, such as dataset[{next(iter(data), 'train')!r}].")
-    if _is_column(data) or not (has(data, "__arrow_c_stream__") or has(data, "__arrow_c_array__")):
-        return None
     try:
         import pyarrow
     except ImportError:
@@ -228,6 +376,7 @@ def _is_column(value: Any) -> bool:
 
 
 def _column(value: Any, name: Any) -> Any:
+    numpy_for(f"Column '{name}'")
     if _is_a("pandas", "Series", value):
         return _numbers(_pandas(value, name), name)
     if _is_a("polars", "Series", value):
@@ -235,12 +384,7 @@ def _column(value: Any, name: Any) -> Any:
             raise _nulls(name, value.null_count(), f"{name}.fill_null(...)")
         if value.dtype.is_nested():
             return _numbers(_arrow(value.to_arrow(), name), name)
-        try:
-            return _numbers(value.to_numpy(), name)
-        except InvalidArgument:
-            raise
-        except Exception as error:
-            raise InvalidArgument(f"Column '{name}' holds {value.dtype}, which NumPy lacks: convert it.") from error
+        return _numbers(_polars(value, name), name)
     if _is_column(value):
         return _numbers(_arrow(value, name), name)
     return _array(value, str(name))
@@ -260,13 +404,24 @@ def _pandas(series: Any, name: Any) -> Any:
         return series.to_numpy()
     dtype = getattr(series.dtype, "numpy_dtype", getattr(series.dtype, "subtype", series.dtype))
     if getattr(dtype, "kind", "O") not in "biuf":
-        raise InvalidArgument(
-            f"Column '{name}' holds {series.dtype}; a Loader takes bool, integer and float types. Convert it (for "
-            f"categories: .cat.codes), or leave it out."
-        )
+        codes = ".cat.codes" if hasattr(series, "cat") else '.astype("category").cat.codes'
+        raise _no_numbers("Column", name, series.dtype, f"{_DECODE}frame['{name}']{codes}.")
     if series.isna().any():
         raise _nulls(name, int(series.isna().sum()), f"frame['{name}'].fillna(...)")
     return series.to_numpy(dtype=dtype)
+
+
+def _polars(series: Any, name: Any) -> Any:
+    kind = series.dtype
+    if (kind.is_numeric() and not kind.is_decimal()) or kind == sys.modules["polars"].Boolean:
+        return series.to_numpy()
+    if kind.is_temporal():
+        advice = f"Times become numbers: frame['{name}'].to_physical()."
+    elif kind.is_decimal():
+        advice = f"Write frame['{name}'].cast(polars.Float64)."
+    else:
+        advice = f"{_DECODE}frame['{name}'].cast(polars.Categorical).to_physical()."
+    raise _no_numbers("Column", name, kind, advice)
 
 
 def _arrow(column: Any, name: Any) -> Any:
@@ -290,10 +445,24 @@ def _arrow(column: Any, name: Any) -> Any:
                 "length. Pad them."
             )
         return _rows(array, lengths[0] if lengths else 0, name)
-    raise InvalidArgument(
-        f"Column '{name}' holds {kind}; a Loader takes bool, integer and float types, and lists of them that have "
-        "one length. Convert it, or leave it out."
-    )
+    raise _no_numbers("Column", name, kind, _numbers_of_arrow(kind, f"table['{name}']"))
+
+
+def _numbers_of_arrow(kind: Any, column: str) -> str:
+    """What to write in place of a column of this type."""
+    types = sys.modules["pyarrow"].types
+    if types.is_dictionary(kind):
+        return f"Its numbers are {column}.combine_chunks().indices."
+    if types.is_temporal(kind):
+        return f"Times become numbers: {column}.cast('{'int32' if kind.bit_width == 32 else 'int64'}')."
+    if types.is_decimal(kind):
+        return f"Write {column}.cast('float64')."
+    if types.is_struct(kind):
+        return (
+            "Encoded images, which datasets stores so, are decoded for each sample: "
+            "penstock.feed(DataLoader(dataset, ...)). Other structs become columns: table.flatten()."
+        )
+    return f"{_DECODE}{column}.combine_chunks().dictionary_encode().indices."
 
 
 def _extension(array: Any, name: Any) -> Any:

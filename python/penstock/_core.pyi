@@ -467,6 +467,8 @@ class FeedStatistics:
 
     def __str__(self) -> str: ...
 
+    def __repr__(self) -> str: ...
+
 class BatchTimes:
     """When the stages of one batch began and ended, in seconds on one clock."""
 
@@ -505,6 +507,8 @@ class BatchTimes:
 
     @property
     def arrived(self) -> float: ...
+
+    def __repr__(self) -> str: ...
 
 class FeedAccount:
     """The account of a feed."""
@@ -555,6 +559,28 @@ class FeedIteration:
     def land(self, flight: FlightToAll) -> object: ...
 
     def leave(self, over: bool) -> None: ...
+
+class FileField:
+    """An array in a file."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> object:
+        """One sample, in memory of its own."""
+
+def open_files(path: str | os.PathLike) -> list[FileField]:
+    """
+    The arrays of a file, or of the files of a directory: see open_dataset.
+    """
 
 class NativeLoader:
     """The C++ loader; use penstock.Loader."""

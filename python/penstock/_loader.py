@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 from . import _core, _others
 from ._checks import whole
-from ._columns import Fields, Samples, fields_of
+from ._columns import Samples, fields_of
+from ._conversions import convert, field_options, targets_of
 from ._engines import close_at_exit, engine_for, engines_of, group_for, refuse_other_receivers, relays_of
 from ._errors import Closed, InvalidArgument
 from ._process_group import ProcessGroup
@@ -40,8 +42,10 @@ class Loader:
     samples. NumPy arrays, memory maps and PyTorch tensors without gaps are read in place, without a copy, so they must
     not change meanwhile. Strided ones are copied once, and other arrays are converted to NumPy. Batches have the same
     structure. A table (pandas, polars, Arrow, a Hugging Face dataset, anything with an Arrow C stream) becomes a dict
-    of its columns, each in its own type; nulls are refused. A `SharedDataset` is one copy for all processes of a host.
-    The order of the samples follows from `seed` and the epoch.
+    of its columns, each in its own type; nulls are refused. Within a tuple, list or dict it becomes a matrix of its
+    columns, so `(frame[names], frame["target"])` gives batches of a matrix and a target. The path of a .npy or IDX file
+    stands for its array; that of a .npz or .safetensors file, alone, for a dict of its arrays. A `SharedDataset` is one
+    copy for all processes of a host. The order of the samples follows from `seed` and the epoch.
 
     A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a
     GPU. Its memory is a slot of a ring. The slot goes back to the loader when the last tensor of the batch and the last
@@ -68,7 +72,9 @@ class Loader:
       no `state_dict()`.
     - `to`: deliver wider types. A name is for all fields that can be widened to it, except fields without axes besides
       that of samples: "float32" is for uint8 images, and labels stay. A dict or a sequence names a type for each field.
-      "bfloat16" on the host needs PyTorch or ml_dtypes.
+      "bfloat16" on the host needs PyTorch or ml_dtypes. For a float type, float64, bools and wide integers are copied
+      once, converted, into memory. A name alone means those of tables, and float64 of any array with axes. Integers
+      that the type would round are refused.
     - `scale`, `shift`: value * scale + shift in float32, for fields that `to` delivers as float32, float16 or
       bfloat16: a number, one number for each index of `channel_axis` (of a sample's axes), or a dict of these.
     - `rank`, `world_size`: this process's share, by the rules of DistributedSampler. `distributed=True` takes them
@@ -129,8 +135,11 @@ class Loader:
             _refuse(name)
         channel_axis = whole("channel_axis", channel_axis, 0, what="an axis of a sample")
         fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
-        # Pickling needs these. A table is kept only as the columns that were made of it.
-        kept = dict(zip(fields.names, fields.arrays, strict=True)) if fields.is_table else data
+        targets = targets_of(fields, to)
+        fields = convert(fields, targets)
+        kept = data  # for pickling
+        if fields.is_table:  # only the columns that were made of it are kept
+            kept, to = fields.build(fields.arrays), targets
         self._arguments = {
             **dict(data=kept, batch_size=batch_size, shuffle=shuffle, device=device, to=to, scale=scale, shift=shift),
             **dict(channel_axis=channel_axis, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size),
@@ -178,7 +187,7 @@ class Loader:
                 engines = where = receivers
         self.devices = [engine.spec for engine in engines]
         self.device = " and ".join(engine.spec for engine in receivers)
-        options = _field_options(fields, to, scale, shift, channel_axis)
+        options = field_options(fields, targets, scale, shift, channel_axis)
         for engine in receivers:
             _need_bfloat16(engine, options)
         self._native = native(
@@ -283,6 +292,11 @@ class Loader:
         batches = f"{len(self)} batches" if self._batches is None else "batches of a sampler"
         return f"<penstock.Loader on {self.device}: {'; '.join(self.describe())}; {batches}>"
 
+    def _repr_html_(self) -> str:
+        batches = "a sampler's batches" if self._batches is not None else f"{len(self)} batches of {self.batch_size}"
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.describe())
+        return f"<p>penstock.Loader on {html.escape(self.device)}: {batches}</p><ul>{lines}</ul>"
+
     def _refuse_state(self) -> None:
         if self._batches is not None:
             raise InvalidArgument(
@@ -375,101 +389,3 @@ def _need_bfloat16(engine: _core.Engine, options: list) -> None:
         raise InvalidArgument(
             'NumPy has no bfloat16: import torch, or install ml_dtypes, to get it on "host", or deliver float32.'
         ) from None
-
-
-# The types in which values can be scaled and shifted: see FieldOptions in loader_options.hpp.
-_FLOATS = ("float16", "bfloat16", "float32")
-
-
-def _field_options(fields: Fields, to: Any, scale: Any, shift: Any, channel_axis: int) -> list:
-    targets = _targets(fields, to)
-    scales = _per_field("scale", scale, fields.names, targets)
-    shifts = _per_field("shift", shift, fields.names, targets)
-    return [
-        (name, target, *numbers, channel_axis)
-        for name, target, *numbers in zip(fields.names, targets, scales, shifts, strict=True)
-        if target is not None
-    ]
-
-
-def _targets(fields: Fields, to: Any) -> list[str | None]:
-    """The type in which each field is delivered; None: as it is stored."""
-    names, arrays = fields.names, fields.arrays
-    stored = [str(array.dtype).removeprefix("torch.") for array in arrays]
-    if isinstance(to, Mapping):
-        wanted = _by_name("to", to, names)
-        return [None if value is None else _dtype_name(value) for value in wanted]
-    if to is not None and not isinstance(to, str) and isinstance(to, Sequence):
-        if len(to) != len(names):
-            raise InvalidArgument(f"`to` has {len(to)} entries for {len(names)} fields.")
-        return [None if value is None else _dtype_name(value) for value in to]
-    if to is None:
-        return [None] * len(names)
-    name = _dtype_name(to)
-    targets = [
-        name if array.ndim > 1 and _core.can_widen(dtype, name) else None
-        for array, dtype in zip(arrays, stored, strict=True)
-    ]
-    if not any(targets):
-        scalars = [n for n, dtype in zip(names, stored, strict=True) if _core.can_widen(dtype, name)]
-        if scalars:
-            raise InvalidArgument(
-                f"A type alone is not for fields without axes besides that of samples. Name the fields: "
-                f"to={{{scalars[0]!r}: {name!r}}}."
-            )
-        raise InvalidArgument(f"No field can be widened to {name}: they are {', '.join(stored)}.")
-    return targets
-
-
-def _by_name(what: str, values: Mapping[Any, Any], names: list[str]) -> list[Any]:
-    by_name = {str(key): value for key, value in values.items()}
-    unknown = sorted(by_name.keys() - set(names))
-    if unknown:
-        raise InvalidArgument(
-            f"`{what}` names unknown fields: {', '.join(unknown)}. The fields are {', '.join(names)}."
-        )
-    return [by_name.get(name) for name in names]
-
-
-def _per_field(what: str, value: Any, names: list[str], targets: list[str | None]) -> list[list[float]]:
-    """The numbers of `scale` or `shift` for each field; empty: none."""
-    if value is None:
-        return [[] for _ in names]
-    fits = [target in _FLOATS for target in targets]
-    if not isinstance(value, Mapping):
-        if not any(fits):
-            raise InvalidArgument(
-                f'`{what}` needs a field that `to` delivers as float32, float16 or bfloat16: pass to="float32".'
-            )
-        return [_as_floats(what, value) if fit else [] for fit in fits]
-    values = _by_name(what, value, names)
-    for name, numbers, fit in zip(names, values, fits, strict=True):
-        if numbers is not None and not fit:
-            raise InvalidArgument(
-                f"`{what}` names '{name}', which `to` does not deliver as float32, float16 or bfloat16: pass "
-                f'to={{{name!r}: "float32"}}.'
-            )
-    return [[] if numbers is None else _as_floats(what, numbers) for numbers in values]
-
-
-def _as_floats(what: str, value: Any) -> list[float]:
-    try:
-        if isinstance(value, str):
-            raise TypeError
-        single = not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0
-        return [float(value)] if single else [float(number) for number in value]
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"`{what}` is a number, or one for each channel, not {value!r}.") from error
-
-
-def _dtype_name(dtype: Any) -> str:
-    if isinstance(dtype, str):
-        return dtype
-    if str(dtype).startswith("torch."):
-        return str(dtype).removeprefix("torch.")
-    import numpy
-
-    try:
-        return numpy.dtype(dtype).name
-    except TypeError as error:
-        raise InvalidArgument(f'`to` names a type, such as "float32", not {dtype!r}.') from error

@@ -2,6 +2,7 @@
 #include "engine.hpp"
 #include "feed_account.hpp"
 #include "fetch.hpp"
+#include "file_field.hpp"
 #include "filled_slot.hpp"
 #include "group.hpp"
 #include "native_loader.hpp"
@@ -137,6 +138,7 @@ NB_MODULE(_core, module) {
   bind_fixed_batches(module);
   bind_statistics(module);
   bind_feed_account(module);
+  bind_file_field(module);
   bind_loader(module);
   bind_share_dataset(module);
   bind_sampler(module);

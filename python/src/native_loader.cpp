@@ -1,6 +1,7 @@
 #include "native_loader.hpp"
 
 #include "arrays.hpp"
+#include "file_field.hpp"
 #include "frameworks.hpp"
 
 #include <penstock/core/error.hpp>
@@ -79,6 +80,7 @@ std::size_t describe_samples(Leaf& leaf, const std::string& name, const nb::obje
 }
 
 FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
+  if (FieldReaderPtr file = read_file_field(name, array)) return file;
   Leaf leaf;
   const std::size_t stride = describe_samples(leaf, name, array);
   if (leaf.ndim() == 0)

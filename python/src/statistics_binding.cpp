@@ -49,6 +49,22 @@ std::vector<std::pair<std::string_view, std::string>> lines(const FeedStatistics
   return lines;
 }
 
+std::string text_of(const FeedStatistics& statistics) {
+  std::ostringstream text;
+  text << statistics;
+  return text.str();
+}
+
+std::string text_of(const BatchTimes& times) {
+  std::ostringstream text;
+  const char* between = "";
+  for (const BatchFigure& figure : batch_figures()) {
+    text << std::exchange(between, ", ") << figure.name << '=';
+    std::visit([&](const auto& value) { text << value; }, figure.value(times));
+  }
+  return text.str();
+}
+
 }  // namespace
 
 void bind_statistics(nb::module_& module) {
@@ -60,14 +76,13 @@ void bind_statistics(nb::module_& module) {
       .def("lines", &lines, "Names and texts, as printed.")
       .def("sentence", &FeedStatistics::sentence,
            "What sets the pace, with figures of the table, and what to do next.")
-      .def("__str__", [](const FeedStatistics& self) {
-        std::ostringstream text;
-        text << self;
-        return text.str();
-      });
+      .def("__str__", [](const FeedStatistics& self) { return text_of(self); })
+      .def("__repr__",
+           [](const FeedStatistics& self) { return "<penstock.FeedStatistics\n" + text_of(self) + ">"; });
   nb::class_<BatchTimes> times(module, "BatchTimes",
                                "When the stages of one batch began and ended, in seconds on one clock.");
   bind_figures(times, batch_figures());
+  times.def("__repr__", [](const BatchTimes& self) { return "BatchTimes(" + text_of(self) + ")"; });
 }
 
 }  // namespace penstock::python

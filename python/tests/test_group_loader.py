@@ -110,6 +110,7 @@ def test_each_byte_crosses_one_link(data):
     loader = penstock.Loader({"images": data["images"]}, 10, group=group, gather="host")
     copies_of(loader)
     carried = [account.link_bytes for account in loader.device_stats()]
+    assert "batches" in repr(loader.device_stats()[0])
     stored = data["images"].numel()
     assert stored <= sum(carried) < 2 * stored
     assert min(carried) > 0.4 * stored

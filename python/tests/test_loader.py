@@ -291,6 +291,8 @@ def test_statistics(device, images):
     assert statistics.delivered_bytes == 100 * (35 * 4 + 8)
     assert "13 batches" in str(statistics) and "13 batches" in statistics._repr_html_()
     assert len(loader.describe()) == 2 and "field0" in repr(loader)
+    assert "13 batches of 8" in loader._repr_html_() and loader._repr_html_().count("<li>") == 2
+    assert repr(statistics.timeline[0]).startswith("BatchTimes(")
     figures = statistics.as_dict()
     assert figures["samples"] == 100 and figures["limited_by"] == statistics.limited_by
     assert json.loads(json.dumps(figures)) == figures and "sentence" in figures
@@ -357,12 +359,12 @@ def freed():
         ({"data": Squares()}, r"penstock\.feed\(DataLoader"),
         ({"data": {"x": Squares()}}, "Field 'x' is a"),
         ({"data": iter([1])}, r"penstock\.feed\(DataLoader"),
-        ({"data": "images.npy"}, "not an array"),
+        ({"data": "nothing.npy"}, "There is no file or directory"),
         ({"data": freed()}, "storage is smaller"),
         ({"data": torch.empty(3, dtype=torch.uint4)}, "convert it"),
         ({"data": {1: np.zeros(3), "1": np.zeros(3)}}, "same name"),
         ({"batch_size": True}, "batch_size"),
-        ({"data": torch.zeros(3, dtype=torch.complex64)}, "has an unknown dtype"),
+        ({"data": torch.zeros(3, dtype=torch.complex64)}, r"view_as_real\(x\)"),
         ({"data": torch.tensor(3)}, "scalar"),
     ],
 )
@@ -540,6 +542,10 @@ def test_masks_are_not_lost():
     with pytest.raises(penstock.InvalidArgument, match="'x' is a masked array"):
         penstock.Loader({"x": masked}, 1, device="host")
     assert order_of(penstock.Loader(np.ma.array([1, 2]), 1, device="host")) == [1, 2]
+
+
+def test_the_sampler_of_a_loader_is_named_in_its_html(images):
+    assert "a sampler's batches" in penstock.Loader(images, sampler=range(4), device="host")._repr_html_()
 
 
 def test_a_name_is_asked_for_where_only_scalars_could_be_widened():

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <penstock/data/dataset.hpp>
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace penstock::python {
+
+namespace nb = nanobind;
+
+/// An array in a file, which a loader reads as the library does: a mapped file through pread. It looks enough
+/// like an array for code that asks for a dtype, a shape or one sample.
+struct FileField {
+  Dataset file;
+  std::size_t field = 0;
+};
+
+/// The reader of the field, under another name. Null if `array` is not a FileField.
+[[nodiscard]] std::shared_ptr<const FieldReader> read_file_field(const std::string& name, nb::handle array);
+
+void bind_file_field(nb::module_& module);
+
+}  // namespace penstock::python

@@ -1,0 +1,292 @@
+"""Data of a Loader: files, matrices of tables, types converted on the host, and what to write in place of the rest."""
+
+import pathlib
+import pickle
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+import safetensors_files
+
+ROWS = 7
+X = np.arange(3 * ROWS, dtype=np.uint8).reshape(ROWS, 3)
+Y = np.arange(ROWS)
+
+
+def all_of(data, device="host", **options):
+    """The batches of an epoch put together, in the structure of a batch."""
+    batches = [penstock.to_host(batch) for batch in penstock.Loader(data, 3, device=device, **options)]
+    first = batches[0]
+    if isinstance(first, dict):
+        return {key: torch.cat([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, torch.Tensor):
+        return torch.cat(batches)
+    return type(first)(torch.cat(parts) for parts in zip(*batches, strict=True))
+
+
+def equal(got, expected):
+    expected = torch.as_tensor(np.array(expected) if isinstance(expected, np.ndarray) else expected)
+    return got.dtype == expected.dtype and torch.equal(got, expected)
+
+
+def refusal(data, **options):
+    with pytest.raises(penstock.InvalidArgument) as raised:
+        penstock.Loader(data, 2, device="host", **options)
+    return str(raised.value)
+
+
+class TestFiles:
+    @pytest.fixture(autouse=True)
+    def _files(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        np.save("x.npy", X)
+        np.save("y.npy", Y)
+        np.savez("set.npz", x=X, y=Y)
+
+    def test_a_path_is_an_array_and_several_arrays_are_a_dict(self, device):
+        assert equal(all_of("x.npy", device), X)
+        assert equal(all_of(pathlib.Path("x.npy"), device, to="float32", scale=2), X.astype(np.float32) * 2)
+        x, y = all_of(("x.npy", "y.npy"), device)
+        assert equal(x, X) and equal(y, Y)
+        mixed = all_of({"a": "x.npy", "b": Y}, device)
+        assert equal(mixed["a"], X) and equal(mixed["b"], Y)
+        both = all_of("set.npz", device)
+        assert list(both) == ["x", "y"] and equal(both["x"], X) and equal(both["y"], Y)
+
+    def test_other_formats(self, device):
+        safetensors_files.write(pathlib.Path("model"), {"w": ("F32", (2, 2), np.float32([1, 2, 3, 4]).tobytes())})
+        assert equal(all_of("model", device), np.float32([[1, 2], [3, 4]]))
+
+    def test_samples_one_by_one(self):
+        loader = penstock.Loader(("x.npy", "y.npy"), 2, device="host")
+        x, y = loader.dataset[-1]
+        assert len(loader.dataset) == ROWS and equal(x, X[-1]) and y == Y[-1] and y.ndim == 0
+        with pytest.raises(IndexError):
+            loader.dataset[ROWS]
+
+    def test_it_is_read_again_after_pickling(self):
+        loader = pickle.loads(pickle.dumps(penstock.Loader("set.npz", 2, device="host")))
+        assert equal(torch.cat([batch["x"].clone() for batch in loader]), X)
+
+    def test_what_a_file_is_not(self):
+        pathlib.Path("table.csv").write_text("a,b\n1,2\n")
+        assert "There is no file or directory 'nothing.npy'" in refusal("nothing.npy")
+        assert "set.npz, which holds 2 arrays: pass the path alone" in refusal({"x": "set.npz"})
+        with pytest.raises(penstock.Error, match="CSV files are not read; convert it: python3 -c"):
+            penstock.Loader("table.csv", 2, device="host")
+
+    def test_it_is_not_read_whole_to_be_converted(self):
+        np.save("wide.npy", X.astype(np.float64))
+        for data in ("wide.npy", np.load("wide.npy", mmap_mode="r")[1:]):
+            assert "read all of it into memory" in refusal(data, to="float32")
+        assert equal(all_of(np.array(np.load("wide.npy")), to="float32"), X.astype(np.float32))
+
+
+def frames():
+    pandas, polars, pyarrow = map(pytest.importorskip, ("pandas", "polars", "pyarrow"))
+    columns = {"a": np.arange(ROWS), "b": np.linspace(0, 1, ROWS), "c": np.arange(ROWS) % 2 == 0, "y": Y * 2}
+    return [pandas.DataFrame(columns), polars.DataFrame(columns), pyarrow.table(columns)], columns
+
+
+KINDS = pytest.mark.parametrize("kind", range(3), ids=["pandas", "polars", "arrow"])
+
+
+class TestTables:
+    @KINDS
+    def test_a_type_alone_is_for_all_columns(self, device, kind):
+        tables, columns = frames()
+        got = all_of(tables[kind], device, to="float32", scale={"a": 3})
+        for name, column in columns.items():
+            assert equal(got[name], column.astype(np.float32) * (3 if name == "a" else 1)), name
+
+    @KINDS
+    def test_a_matrix_and_a_target(self, device, kind):
+        tables, columns = frames()
+        table = tables[kind]
+        features = table.select(["a", "b", "c"]) if kind else table[["a", "b", "c"]]
+        matrix = np.stack([columns[name].astype(np.float64) for name in "abc"], axis=1)
+        x, y = all_of((features, table["y"]), device)
+        assert equal(x, matrix) and equal(y, columns["y"])
+        x, y = all_of((features, table["y"]), device, to="float32")
+        assert equal(x, matrix.astype(np.float32)) and equal(y, columns["y"])
+        got = all_of({"x": features, "y": table["y"]}, device, to=torch.bfloat16)
+        assert equal(got["x"], torch.from_numpy(matrix).bfloat16()) and equal(got["y"], columns["y"])
+        x, y = all_of((features, table["y"]), device, to=("float16", "float32"))
+        assert equal(x, matrix.astype(np.float16)) and equal(y, columns["y"].astype(np.float32))
+
+    def test_a_matrix_of_integers_is_converted_too(self, device):
+        (frame, *_), columns = frames()
+        x, y = all_of((frame[["a", "y"]], frame["y"]), device, to="float32")
+        assert equal(x, np.stack([columns["a"], columns["y"]], 1).astype(np.float32)) and equal(y, columns["y"])
+
+    def test_a_matrix_is_refused_by_the_name_of_its_column(self):
+        pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+        assert "Column 'n' has 1 nulls" in refusal((pandas.DataFrame({"n": pandas.array([1, None])}), np.zeros(2)))
+        assert "'t' of 'field0' holds rows" in refusal((pyarrow.table({"t": [[1, 2], [3, 4]]}), np.zeros(2)))
+        large = pandas.DataFrame({"id": [2**53 + 1, 1], "x": [0.5, 1]})
+        assert "'id' holds integers from 1 to 9007199254740993" in refusal({"x": large})
+        assert "table without columns" in refusal({"x": pandas.DataFrame(index=[0, 1])})
+
+    def test_integers_that_a_float_rounds_are_refused(self, device):
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.DataFrame({"id": [2**24 + 1, 2], "x": [0.5, 1]})
+        message = refusal(frame, to="float32")
+        assert "'id' holds integers from 2 to 16777217, and float32 rounds those beyond 16777216" in message
+        got = all_of(frame, device, to={"x": "float32"})
+        assert equal(got["id"], frame["id"].to_numpy()) and equal(got["x"], np.float32([0.5, 1]))
+        assert equal(all_of(frame[:0:-1] * 1, device, to="float32")["id"], np.float32([2]))
+        assert "too large for float32" in refusal(pandas.DataFrame({"x": [1e300, 0]}), to="float32")
+
+    def test_a_pickled_loader_delivers_the_same(self):
+        pandas = pytest.importorskip("pandas")
+        loader = penstock.Loader(pandas.DataFrame({1: Y, 2: Y / 3}), 3, device="host", to="float32")
+        for batch, expected in zip(pickle.loads(pickle.dumps(loader)), loader, strict=True):
+            assert list(batch) == [1, 2] and all(equal(batch[key], expected[key]) for key in batch)
+
+
+class TestConversions:
+    @pytest.mark.parametrize("as_tensor", [False, True])
+    def test_float64_becomes_what_is_asked_for(self, device, as_tensor):
+        data = np.linspace(-1, 1, 20).reshape(5, 4)
+        given = torch.from_numpy(data) if as_tensor else data
+        x, tokens, y = all_of((given, np.arange(10).reshape(5, 2), np.arange(5)), device, to="float32", scale=0.5)
+        assert equal(x, data.astype(np.float32) * np.float32(0.5))
+        assert tokens.dtype == y.dtype == torch.int64, "a type alone converts no tokens and labels"
+
+    def test_wide_integers_and_bools_become_floats_by_name(self, device):
+        data = {"n": np.arange(-3, 4), "b": Y % 2 == 0}
+        got = all_of(data, device, to={"n": "float32", "b": "float16"})
+        assert equal(got["n"], data["n"].astype(np.float32)) and equal(got["b"], data["b"].astype(np.float16))
+
+    def test_what_is_for_no_field_is_asked_for_by_name(self):
+        message = refusal((Y.reshape(-1, 1), Y), to="float32")
+        assert "field0 (int64), field1 (int64)" in message and "to={'field0': 'float32'}" in message
+
+
+class Chunked:
+    """As an array of h5py or Zarr: it is read when it is converted."""
+
+    dtype, shape, chunks = np.dtype(np.float32), (4, 2), (2, 2)
+
+    def __len__(self):
+        return 4
+
+    def __array__(self, dtype=None, copy=None):
+        raise AssertionError("read whole")
+
+
+def test_arrays_that_are_not_in_memory_are_not_read_without_a_word(tmp_path):
+    assert "numpy.asarray(x)" in refusal({"x": Chunked()})
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = X
+        for data in (file["x"], file, (file["x"], Y)):
+            assert "h5py" in refusal(data) and "read all of it into memory" in refusal(data)
+        assert equal(all_of(np.asarray(file["x"])), X)
+
+
+RAGGED = [np.zeros((3, 2)), np.zeros((5, 2))]
+
+
+@pytest.mark.parametrize(
+    ("data", "messages"),
+    [
+        (RAGGED, ["3 to 5", "numpy.stack(data)", "collate_fn"]),
+        ({"x": RAGGED}, ["cannot become a NumPy array", "numpy.stack(list(x))", "pad them", "collate_fn"]),
+        ([[1, 2], [3]], ["1 to 2", "pad them"]),
+        ([(np.zeros(3), 1), (np.zeros(3), 0)], ["cannot become", "numpy.stack"]),
+        ([{"x": 1}, {"x": 2}], ["numpy.stack([sample[name] for sample in data])"]),
+        ([1.0, 2.0], ["numpy.asarray(data)"]),
+        (np.array([b"\x89PNG", b"\xff\xd8"]), ["decoded for each sample", "penstock.feed(DataLoader"]),
+        (np.array(["a", "b"]), ["numpy.unique(x, return_inverse=True)[1]"]),
+        (np.array([X, None], dtype=object), ["objects of Python", "numpy.stack(list(x))"]),
+        (np.array(["2020-01-01"], "M8[D]"), ['x.astype("int64")']),
+        (np.array([1j]), ["numpy.stack([x.real, x.imag], axis=-1)"]),
+        (np.zeros(2, [("a", "i4"), ("b", "f4")]), ["{name: x[name] for name in x.dtype.names}"]),
+        (np.zeros((4, 0)), ["zero bytes", "x.new_empty((len(x), 0))"]),
+        (torch.zeros(4, 2, 0), ["zero bytes", "x.new_empty((len(x), 2, 0))"]),
+        ({"x": []}, ["Field 'x' has no samples"]),
+    ],
+    ids=lambda value: None,
+)
+def test_the_message_names_the_line_to_write(data, messages):
+    told = refusal(data)
+    assert [message for message in messages if message not in told] == [], told
+
+
+def line_of(message, names):
+    """The value of the line that stands before the end of the message."""
+    [line] = re.findall(r"(?:frame|table)\['c'\]\S*(?<!\.)", message)
+    return eval(line, names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("pandas", ["a", "b", "a"]),
+        ("pandas category", ["a", "b", "a"]),
+        ("polars", ["a", "b", "a"]),
+        ("polars time", None),
+        ("polars decimal", None),
+        ("arrow", ["a", "b", "a"]),
+        ("arrow dictionary", ["a", "b", "a"]),
+        ("arrow time", None),
+        ("arrow date", None),
+        ("arrow decimal", None),
+    ],
+)
+def test_the_line_for_a_column_without_numbers_works(kind, values):
+    import datetime
+    import decimal
+
+    pandas, polars, pyarrow = map(pytest.importorskip, ("pandas", "polars", "pyarrow"))
+    times = [datetime.datetime(2020, 1, day) for day in (1, 2, 1)]
+    decimals = [decimal.Decimal("0.5"), decimal.Decimal("1.5"), decimal.Decimal("0.5")]
+    table = {
+        "pandas": lambda: pandas.DataFrame({"c": values}),
+        "pandas category": lambda: pandas.DataFrame({"c": pandas.Categorical(values)}),
+        "polars": lambda: polars.DataFrame({"c": values}),
+        "polars time": lambda: polars.DataFrame({"c": times}),
+        "polars decimal": lambda: polars.DataFrame({"c": decimals}),
+        "arrow": lambda: pyarrow.table({"c": values}),
+        "arrow dictionary": lambda: pyarrow.table({"c": pyarrow.array(values).dictionary_encode()}),
+        "arrow time": lambda: pyarrow.table({"c": times}),
+        "arrow date": lambda: pyarrow.table({"c": pyarrow.array([time.date() for time in times])}),
+        "arrow decimal": lambda: pyarrow.table({"c": decimals}),
+    }[kind]()
+    column = line_of(refusal(table), {"frame": table, "table": table, "polars": polars})
+    first, second, third = all_of(column)
+    assert first == third and first != second
+
+
+def test_encoded_images_of_datasets_are_decoded_by_a_dataloader():
+    datasets = pytest.importorskip("datasets")
+    images = datasets.Dataset.from_dict({"image": [{"bytes": b"\x89PNG", "path": None}]})
+    assert "penstock.feed(DataLoader(dataset, ...))" in refusal(images)
+
+
+def test_numpy_may_be_missing(tmp_path):
+    program = """
+import sys
+sys.modules["numpy"] = None
+import penstock
+for data in ([[1, 2], [3, 4]], "x.npy", bytearray(8)):
+    try:
+        penstock.Loader(data, 2, device="host")
+    except penstock.InvalidArgument as error:
+        assert "pip install numpy" in str(error), error
+    else:
+        raise AssertionError(data)
+import torch
+loader = penstock.Loader((torch.arange(6).reshape(3, 2), torch.rand(3)), 2, device="host")
+assert [len(x) for x, _ in loader] == [2, 1]
+assert loader.dataset[1][0].tolist() == [2, 3]
+"""
+    np.save(tmp_path / "x.npy", X)
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
