@@ -171,6 +171,8 @@ def _array(value: Any, name: str) -> Any:
         return _column(value, name)
     if _is_table(value):
         return _matrix(_columns_of(value), name)
+    if _is_a("datasets.arrow_dataset", "Column", value) and _is_a("datasets", "Dataset", value.source):
+        return _hugging_face(value.source.select_columns([value.column_name]))[value.column_name]
     for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
         if not _is_array(value) and has(value, method):
             raise InvalidArgument(f"Field '{name}' is {_a(value)}; {remedy}.")
@@ -180,7 +182,7 @@ def _array(value: Any, name: str) -> Any:
             "Dataset, or anything else that makes samples one by one, use "
             "penstock.feed(DataLoader(dataset, ...))."
         )
-    if hasattr(type(value), "chunks"):  # as arrays of h5py, Zarr and Dask have, which are not in memory
+    if any(hasattr(type(value), name) for name in _OF_CHUNKS):
         raise InvalidArgument(
             f"Field '{name}' is {_a(value)}, and a Loader would read all of it into memory. If it may, write "
             "numpy.asarray(x). Otherwise use penstock.feed(DataLoader(dataset, ...))."
@@ -195,6 +197,10 @@ def _array(value: Any, name: str) -> Any:
             f"Field '{name}' is {_a(value)}, which cannot become a NumPy array: {error}. {_IF_SHAPES_DIFFER}"
         ) from error
     return _numbers(array, name)
+
+
+# What arrays have that are not in memory: those of h5py, Zarr and Dask; TensorStore; netCDF4.
+_OF_CHUNKS = ("chunks", "chunk_layout", "chunking")
 
 
 def _refuse_empty(shape: Sequence[int], name: str) -> None:
@@ -232,7 +238,8 @@ def _numbers(array: Any, name: str) -> Any:
 
     kind = array.dtype.kind
     if kind not in "biuf":
-        raise _no_numbers("Field", name, array.dtype, _NUMBERS_OF.get(kind, ""))
+        texts = kind == "O" and array.size > 0 and isinstance(array.flat[0], str | bytes)
+        raise _no_numbers("Field", name, array.dtype, _NUMBERS_OF.get("U" if texts else kind, ""))
     if array.ndim == 0:
         raise InvalidArgument(f"Field '{name}' is a scalar; its first axis must count samples.")
     _refuse_empty(array.shape, name)
@@ -291,17 +298,14 @@ def _matrix(columns: Mapping[Any, Any], name: str) -> Any:
     """The columns of a table side by side, in the type that holds all of them."""
     import numpy
 
-    arrays = {key: _column(value, key) for key, value in columns.items()}
-    for key, array in arrays.items():
-        if array.ndim > 1:
-            raise InvalidArgument(f"Column '{key}' of '{name}' holds rows: pass it as a field of its own.")
-    if not arrays:
+    parts = {key: _column(value, key) for key, value in columns.items()}
+    if not parts:
         raise InvalidArgument(f"Field '{name}' is a table without columns.")
-    dtype = numpy.result_type(*(array.dtype for array in arrays.values()))
-    matrix = numpy.empty((len(next(iter(arrays.values()))), len(arrays)), dtype)
-    for i, (key, array) in enumerate(arrays.items()):
-        matrix[:, i] = cast(array, dtype, key)
-    return matrix
+    for key, part in parts.items():
+        if part.ndim > 2:
+            raise InvalidArgument(f"Column '{key}' of '{name}' holds arrays: pass it as a field of its own.")
+    dtype = numpy.result_type(*(part.dtype for part in parts.values()))
+    return numpy.concatenate([cast(part, dtype, key).reshape(len(part), -1) for key, part in parts.items()], axis=1)
 
 
 def _lies_apart(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:

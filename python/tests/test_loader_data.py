@@ -124,10 +124,23 @@ class TestTables:
         x, y = all_of((frame[["a", "y"]], frame["y"]), device, to="float32")
         assert equal(x, np.stack([columns["a"], columns["y"]], 1).astype(np.float32)) and equal(y, columns["y"])
 
+    def test_rows_lie_beside_columns_in_a_matrix(self, device):
+        pyarrow = pytest.importorskip("pyarrow")
+        table = pyarrow.table({"one": Y, "two": X[:, :2].tolist()})
+        (x,) = all_of((table,), device)
+        assert equal(x, np.concatenate([Y[:, None], X[:, :2]], axis=1))
+
+    def test_columns_of_a_hugging_face_dataset(self, device):
+        datasets = pytest.importorskip("datasets")
+        dataset = datasets.Dataset.from_dict({"tokens": X.tolist(), "y": Y.tolist()}).shuffle(seed=1)
+        tokens, y = all_of((dataset["tokens"], dataset["y"]), device)
+        assert torch.equal(tokens, torch.from_numpy(X).long()[y]) and equal(y.sort().values, Y)
+
     def test_a_matrix_is_refused_by_the_name_of_its_column(self):
         pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
         assert "Column 'n' has 1 nulls" in refusal((pandas.DataFrame({"n": pandas.array([1, None])}), np.zeros(2)))
-        assert "'t' of 'field0' holds rows" in refusal((pyarrow.table({"t": [[1, 2], [3, 4]]}), np.zeros(2)))
+        arrays = pyarrow.table({"t": [[[1, 2]], [[3, 4]]]})
+        assert "'t' of 'field0' holds arrays" in refusal((arrays, np.zeros(2)))
         large = pandas.DataFrame({"id": [2**53 + 1, 1], "x": [0.5, 1]})
         assert "'id' holds integers from 1 to 9007199254740993" in refusal({"x": large})
         assert "table without columns" in refusal({"x": pandas.DataFrame(index=[0, 1])})
@@ -203,6 +216,7 @@ RAGGED = [np.zeros((3, 2)), np.zeros((5, 2))]
         ([{"x": 1}, {"x": 2}], ["numpy.stack([sample[name] for sample in data])"]),
         ([1.0, 2.0], ["numpy.asarray(data)"]),
         (np.array([b"\x89PNG", b"\xff\xd8"]), ["decoded for each sample", "penstock.feed(DataLoader"]),
+        ({"x": np.array([b"\x89PNG", None], dtype=object)}, ["decoded for each sample", "penstock.feed(DataLoader"]),
         (np.array(["a", "b"]), ["numpy.unique(x, return_inverse=True)[1]"]),
         (np.array([X, None], dtype=object), ["objects of Python", "numpy.stack(list(x))"]),
         (np.array(["2020-01-01"], "M8[D]"), ['x.astype("int64")']),
