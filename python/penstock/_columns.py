@@ -408,7 +408,7 @@ def _pandas(series: Any, name: Any) -> Any:
     dtype = getattr(series.dtype, "numpy_dtype", getattr(series.dtype, "subtype", series.dtype))
     if getattr(dtype, "kind", "O") not in "biuf":
         codes = ".cat.codes" if hasattr(series, "cat") else '.astype("category").cat.codes'
-        raise _no_numbers("Column", name, series.dtype, f"{_DECODE}frame['{name}']{codes}.")
+        raise _no_numbers("Column", name, series.dtype, f"{_DECODE}x{codes}.")
     if series.isna().any():
         raise _nulls(name, int(series.isna().sum()), f"frame['{name}'].fillna(...)")
     return series.to_numpy(dtype=dtype)
@@ -419,11 +419,11 @@ def _polars(series: Any, name: Any) -> Any:
     if (kind.is_numeric() and not kind.is_decimal()) or kind == sys.modules["polars"].Boolean:
         return series.to_numpy()
     if kind.is_temporal():
-        advice = f"Times become numbers: frame['{name}'].to_physical()."
+        advice = "Times become numbers: x.to_physical()."
     elif kind.is_decimal():
-        advice = f"Write frame['{name}'].cast(polars.Float64)."
+        advice = "Write x.cast(polars.Float64)."
     else:
-        advice = f"{_DECODE}frame['{name}'].cast(polars.Categorical).to_physical()."
+        advice = _DECODE + "x.cast(polars.Categorical).to_physical()."
     raise _no_numbers("Column", name, kind, advice)
 
 
@@ -448,24 +448,24 @@ def _arrow(column: Any, name: Any) -> Any:
                 "length. Pad them."
             )
         return _rows(array, lengths[0] if lengths else 0, name)
-    raise _no_numbers("Column", name, kind, _numbers_of_arrow(kind, f"table['{name}']"))
+    raise _no_numbers("Column", name, kind, _numbers_of_arrow(kind, "x" if column is array else "x.combine_chunks()"))
 
 
 def _numbers_of_arrow(kind: Any, column: str) -> str:
     """What to write in place of a column of this type."""
     types = sys.modules["pyarrow"].types
     if types.is_dictionary(kind):
-        return f"Its numbers are {column}.combine_chunks().indices."
+        return f"Its numbers are {column}.indices."
     if types.is_temporal(kind):
-        return f"Times become numbers: {column}.cast('{'int32' if kind.bit_width == 32 else 'int64'}')."
+        return f"Times become numbers: x.cast('{'int32' if kind.bit_width == 32 else 'int64'}')."
     if types.is_decimal(kind):
-        return f"Write {column}.cast('float64')."
+        return "Write x.cast('float64')."
     if types.is_struct(kind):
         return (
             "Encoded images, which datasets stores so, are decoded for each sample: "
             "penstock.feed(DataLoader(dataset, ...)). Other structs become columns: table.flatten()."
         )
-    return f"{_DECODE}{column}.combine_chunks().dictionary_encode().indices."
+    return f"{_DECODE}{column}.dictionary_encode().indices."
 
 
 def _extension(array: Any, name: Any) -> Any:

@@ -234,8 +234,8 @@ def test_the_message_names_the_line_to_write(data, messages):
 
 
 def line_of(message, names):
-    """The value of the line that stands before the end of the message."""
-    [line] = re.findall(r"(?:frame|table)\['c'\]\S*(?<!\.)", message)
+    """The value of the line that the message names for a column."""
+    [line] = re.findall(r" (x\.\S*)\. ", message)
     return eval(line, names)
 
 
@@ -273,9 +273,13 @@ def test_the_line_for_a_column_without_numbers_works(kind, values):
         "arrow date": lambda: pyarrow.table({"c": pyarrow.array([time.date() for time in times])}),
         "arrow decimal": lambda: pyarrow.table({"c": decimals}),
     }[kind]()
-    column = line_of(refusal(table), {"frame": table, "table": table, "polars": polars})
-    first, second, third = all_of(column)
-    assert first == third and first != second
+    column = table["c"]
+    given = [(table, column), (column, column), ({"c": column}, column)]
+    if kind.startswith("arrow"):
+        given.append((column.chunk(0), column.chunk(0)))
+    for data, x in given:
+        first, second, third = all_of(line_of(refusal(data), {"x": x, "polars": polars}))
+        assert first == third and first != second
 
 
 def test_encoded_images_of_datasets_are_decoded_by_a_dataloader():
