@@ -130,6 +130,13 @@ class TestTables:
         (x,) = all_of((table,), device)
         assert equal(x, np.concatenate([Y[:, None], X[:, :2]], axis=1))
 
+    def test_a_matrix_is_made_of_all_rows(self):
+        pandas = pytest.importorskip("pandas")
+        columns = np.random.default_rng(1).integers(0, 1000, (3, 10_001))
+        frame = pandas.DataFrame({"a": columns[0], "b": columns[1] / 7, "c": columns[2].astype(np.int8)})
+        x, _ = penstock.Loader((frame, columns[0]), 10_001, device="host").dataset[:]
+        assert x.dtype == np.float64 and (x == frame.to_numpy(np.float64)).all()
+
     def test_columns_of_a_hugging_face_dataset(self, device):
         datasets = pytest.importorskip("datasets")
         dataset = datasets.Dataset.from_dict({"tokens": X.tolist(), "y": Y.tolist()}).shuffle(seed=1)
