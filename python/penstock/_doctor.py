@@ -20,7 +20,8 @@ from . import _core
 from ._checks import is_number
 from ._doctor_stages import Staged, StageTimes, WorkerStart, tensors
 from ._errors import InvalidArgument
-from ._verdict import ENOUGH, LoaderVerdict, Timings
+from ._timings import ENOUGH, Timings
+from ._verdict import LoaderVerdict
 from ._worth import _gpu, _Measure
 
 UNTRIED_TIMEOUT = 120.0  # seconds until a number of workers that the user did not choose is given up
@@ -114,7 +115,7 @@ class _Examination:
         loader, workers = self.loader, self.loader.num_workers
         whole = self.run("the loader as it is", self.clone(workers))
         stage_times = self.run("fetch and collate", self.staged(workers, {"transport"}))
-        fetch, collate, busy = (sum(times) / len(times) for times in zip(*stage_times.batches, strict=True))
+        fetch, collate, busy = stage_times.means()
         timings = Timings(
             workers=workers,
             samples=self.samples_of(whole.last),
@@ -130,6 +131,9 @@ class _Examination:
             batches=self.length(),
             persistent=loader.persistent_workers,
             streams=bool(self.streams),
+            threads=self.torch.get_num_threads(),
+            stacks=loader.collate_fn in _own_collates(),
+            takes_batches=not self.auto or bool(getattr(loader.dataset, "__getitems__", None)),
             notes=self.notes,
         )
         if workers:
@@ -147,10 +151,13 @@ class _Examination:
         if self.streams:
             self.see_sharing(timings, stage_times.workers)
         timings.by_workers[workers] = whole.seconds
+        if workers == 0:
+            self.try_one_thread(timings)
         self.try_workers(timings, sum(tensor.nbytes for tensor in tensors(whole.last)))
         timings.again = self.again()
-        if workers:
-            self.try_number(timings, 0)  # the last one: what it changes in the dataset, no worker begins with
+        # The last ones: what they change in the dataset, no worker begins with.
+        if workers and self.try_number(timings, 0):
+            self.try_one_thread(timings)
         if self.streams:
             self.notes.append(
                 "An iterable-style dataset begins anew in each run: what it reads of files comes from memory after the "
@@ -225,7 +232,7 @@ class _Examination:
             if number == 0 < timings.workers:
                 continue
             if number not in timings.by_workers:
-                if number > timings.processors and not timings.promises(number):
+                if number > timings.processors and not timings.with_one_thread().promises(number):
                     continue
                 needed = batch_bytes * number * ((self.loader.prefetch_factor or 2) + 1)
                 if needed > _free_shared_memory():
@@ -241,6 +248,20 @@ class _Examination:
             best = min(best, turn)
             if idle == 2 and number >= timings.workers:
                 return
+
+    def try_one_thread(self, timings: Timings) -> None:
+        """The loader in this process with one of PyTorch's threads, if it has more there."""
+        if timings.threads == 1:
+            return
+        torch, what = self.torch, "with one thread"
+        torch.set_num_threads(1)
+        try:
+            timings.one_thread = {"whole": self.run(f"no worker, {what}", self.clone(0)).seconds}
+            if timings.workers == 0:
+                means = self.run(f"fetch and collate {what}", self.staged(0, {"transport"})).means()
+                timings.one_thread |= zip(("fetch", "collate", "busy"), means, strict=True)
+        finally:
+            torch.set_num_threads(timings.threads)
 
     def try_number(self, timings: Timings, number: int) -> bool:
         """False, and a note, if the loader fails with this number of workers."""
@@ -370,7 +391,8 @@ class _Examination:
         with_workers = 3 + self.pins if self.loader.num_workers else 0
         with_gpu = 2 if self.gpu is not None else 0
         to_see_sharing = 1 if self.streams and self.loader.num_workers < 2 else 0
-        return 3 + with_workers + with_gpu + to_see_sharing + len(self.numbers) - 1
+        with_one_thread = (2 - bool(self.loader.num_workers)) * (self.torch.get_num_threads() > 1)
+        return 3 + with_workers + with_gpu + to_see_sharing + with_one_thread + len(self.numbers) - 1
 
     def next_of(self, iterator: Iterator[Any]) -> Any:
         """The next batch. The order of a loader never ends, unless it is empty."""
@@ -425,6 +447,13 @@ def _streams() -> Any:
     return _doctor_streams
 
 
+def _own_collates() -> tuple[Any, Any]:
+    """PyTorch's own functions."""
+    from torch.utils.data import _utils
+
+    return _utils.collate.default_collate, _utils.collate.default_convert
+
+
 def _workers_were(number: int) -> str:
     return "1 worker was" if number == 1 else f"{number} workers were"
 
@@ -472,6 +501,10 @@ class _Run:
         self.batches: list[tuple[float, float, float]] = []  # fetch, collate, and processor seconds of both
         self.workers: dict[int, Any] = {}  # each Worker of _doctor_streams.py
         self.last: Any = None
+
+    def means(self) -> Iterator[float]:
+        """Of the `batches`."""
+        return (sum(times) / len(times) for times in zip(*self.batches, strict=True))
 
 
 class _Order:

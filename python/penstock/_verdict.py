@@ -3,143 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from . import _core
+from ._timings import ENOUGH, EXPLAINED, WORTHWHILE, Timings, ceilings, limited_by, stages
 from ._worth import _time
 
-WORTHWHILE = 1.1  # times as many batches: less is within what two runs differ by
 HIGH = 1.5  # times as many batches: severity "high"
-ENOUGH = 0.95  # of the best rate: fewer workers that reach it are enough
 DOMINATES = 0.5  # of the time of a worker
-STARTING = 0.1  # of an epoch
-EXPLAINED = 1.25  # times what the model says, or the other way round: it explains what was measured
 
 SHARE = "let workers share the samples out (torch.utils.data.get_worker_info() in __iter__, or a worker_init_fn)"
-IN_THE_LOADER = ("fetch", "collate", "transport", "pin")
-
-
-@dataclass
-class Timings:
-    """What was measured: seconds a batch, if nothing else is said. None was not measured, and `notes` say why."""
-
-    workers: int  # that the loader is configured with
-    samples: float  # in a batch
-    whole: float  # the loader as it is configured
-    fetch: float  # in one process
-    collate: float  # in one process
-    transport: float | None = None  # with the loader's workers; None without workers
-    pin: float | None = None
-    copy: float | None = None
-    busy: float | None = None  # processor seconds of fetch and collate
-    receive: float | None = None  # processor seconds of this process, with workers
-    again: float | None = None  # the loader as it is configured, once more at the end
-    processors: int = 1  # that workers and this process share
-    step: float | None = None  # what the consumer does with a batch; None if it was not told
-    pins: bool = False  # the loader pins its batches
-    without: dict[str, float] = field(default_factory=dict)  # the loader with a stage left out; empty without workers
-    by_workers: dict[int, float] = field(default_factory=dict)  # the loader with other numbers of workers
-    left_out: list[int] = field(default_factory=list)  # numbers of workers whose batches do not fit into /dev/shm
-    starts: dict[int, float] = field(default_factory=dict)  # seconds until the first batch, by numbers of workers
-    batches: int | None = None  # of an epoch; None if the loader cannot tell
-    persistent: bool = False  # workers outlive an epoch
-    streams: bool = False  # the dataset is iterable-style
-    shared: bool | None = None  # its workers share the samples out; False if each yields all, None if it is not known
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def consumer(self) -> float:
-        """The consumer's time: the copy to the device and its step."""
-        return (self.copy or 0) + (self.step or 0)
-
-    @property
-    def received(self) -> float:
-        """What the consumer takes for a batch in next(), if workers have made it. A loader that pins has a thread."""
-        return 0.0 if self.pins else self.receive or 0.0
-
-    def loop(self, loader: float, workers: int, consumer: float) -> float:
-        """A turn of the training loop. Workers make batches while the consumer works; without them it waits."""
-        return max(loader, consumer + self.received) if workers else loader + consumer
-
-    @property
-    def turn(self) -> float:
-        """A turn of the loop as it is configured."""
-        return self.loop(self.whole, self.workers, self.consumer)
-
-    @property
-    def start(self) -> float:
-        """Seconds until the first batch of the loader as it is configured."""
-        return self.starts.get(self.workers, 0.0)
-
-    def turn_with(self, workers: int) -> float:
-        """A turn of the loop with a number of workers that was tried, as the mean of an epoch."""
-        return self.in_epoch(self.by_workers[workers], workers)
-
-    def steady_turn(self, workers: int) -> float:
-        """A turn of the loop with a number of workers that was tried, once they have started."""
-        return self.loop(self.by_workers[workers], workers, self.consumer)
-
-    def in_epoch(self, loader: float, workers: int) -> float:
-        """A turn of the loop as the mean of an epoch, of which workers make the first batch no faster than one does."""
-        turn = self.loop(loader, workers, self.consumer)
-        if workers == 0 or not self.batches:
-            return turn
-        return turn + max(0.0, self._first(workers) + self.consumer - turn) / self.batches
-
-    def _first(self, workers: int) -> float:
-        """Seconds until the first batch of an epoch. Workers of a loader without any may as well be persistent."""
-        if self.workers == 0:
-            return self.whole
-        return self.fetch + self.collate if self.persistent else self.start_with(workers)
-
-    def start_with(self, workers: int) -> float:
-        """Seconds until the first batch. More workers take no less than fewer, which may open files for them."""
-        return max((start for number, start in self.starts.items() if 0 < number <= workers), default=0.0)
-
-    def starts_slowly(self, workers: int) -> bool:
-        """True if this many workers are started for each epoch, and that takes at least 10 % of it."""
-        if workers == 0 or self.persistent or not self.batches:
-            return False
-        start = self.start_with(workers)
-        epoch = self.batches * self.steady_turn(workers)
-        return start >= STARTING * (start + epoch)
-
-    def predicted(self, workers: int) -> float | None:
-        """The loader with a number of workers that was not tried: from the largest that was, by the model of a loader.
-
-        None if none was tried, or if that one is more than 25 % off what the model says. Something else limits it then.
-        """
-        tried = max(self.by_workers, default=0)
-        if tried == 0 or self.busy is None:
-            return None
-        measured, modelled = self.by_workers[tried], self._modelled(tried)
-        if max(measured, modelled) > EXPLAINED * min(measured, modelled):
-            return None
-        return measured * self._modelled(workers) / modelled
-
-    def _modelled(self, workers: int) -> float:
-        return _core.predict_loader(
-            fetch=self.fetch,
-            collate=self.collate,
-            waiting=max(0.0, self.fetch + self.collate - (self.busy or 0)),
-            receive=self.receive or 0,
-            workers=workers,
-            processors=self.processors,
-        )
-
-    @property
-    def left_out_predicted(self) -> dict[int, float]:
-        """The loader with each number of workers that was left out, if it is predicted."""
-        predicted = {number: self.predicted(number) for number in self.left_out}
-        return {number: seconds for number, seconds in predicted.items() if seconds is not None}
-
-    def promises(self, workers: int) -> bool:
-        """True if so many workers, which were not tried, are predicted to be 5 % faster than all that were."""
-        seconds = self.predicted(workers)
-        if seconds is None:
-            return False
-        return self.in_epoch(seconds, workers) < ENOUGH * min(map(self.turn_with, self.by_workers))
+STACK_LESS = (
+    "give each sample fewer and larger tensors, in place of many fields or numbers; or make whole batches in the "
+    "dataset (a BatchSampler as sampler, and batch_size=None); if the data is arrays in memory, use penstock.Loader"
+)
+COLLATE_LESS = (
+    "make collate_fn itself cheaper, such as by one operation for the batch in place of one for each sample; or do its "
+    "work for the batch on the GPU. The same work in the dataset takes as long: it is the same process"
+)
+ONE_THREAD = "torch.set_num_threads(1)"
 
 
 @dataclass
@@ -161,71 +43,23 @@ class Finding:
     gain_seconds_per_step: Gain = field(default_factory=Gain)
 
 
-def stages(timings: Timings) -> dict[str, float | None]:
-    """Seconds a batch of each stage of the loop."""
-    return {
-        "fetch": timings.fetch,
-        "collate": timings.collate,
-        "transport": timings.transport,
-        "pin": timings.pin,
-        "copy": timings.copy,
-        "consumer": timings.step,
-    }
-
-
-def ceilings(timings: Timings) -> dict[str, float | None]:
-    """The turn of the loop with each stage left out, in seconds. None if the stage is not in it, or not measured."""
-    left: dict[str, float | None] = dict.fromkeys(stages(timings))
-    for name in IN_THE_LOADER:
-        seconds = stages(timings)[name]
-        if seconds is None or (name == "pin" and not timings.pins):
-            continue
-        if timings.workers == 0:
-            in_turn = timings.fetch + timings.collate + ((timings.pin or 0) if timings.pins else 0)
-            scale = min(1.0, timings.whole / in_turn)  # the stages and the whole were measured in different runs
-            left[name] = timings.turn - seconds * scale
-        elif name in timings.without:
-            received = 0.0 if name == "transport" else timings.received
-            left[name] = min(timings.turn, max(timings.without[name], timings.consumer + received))
-    for name, seconds in (("copy", timings.copy), ("consumer", timings.step)):
-        if seconds is not None:
-            left[name] = timings.loop(timings.whole, timings.workers, timings.consumer - seconds)
-    return left
-
-
-def limited_by(timings: Timings) -> str:
-    """The stage that sets the pace.
-
-    Without workers everything happens in turn, and the longest stage sets it. With workers, the consumer sets it if it
-    takes longer than the loader, with what it takes to receive a batch: then its longest part is named. Otherwise it is
-    the stage of the loader without which the loader is fastest.
-    """
-    seconds = stages(timings)
-    in_loop = {name: left for name, left in ceilings(timings).items() if left is not None}
-    if timings.workers and timings.consumer and timings.turn > timings.whole:
-        parts = {"consumer": timings.step or 0.0, "copy": timings.copy or 0.0, "transport": timings.received}
-        return max(parts, key=lambda name: parts[name])
-    if timings.workers:
-        in_loader = [name for name in IN_THE_LOADER if name in timings.without]
-        return min(in_loader, key=lambda name: timings.without[name])
-    return max(in_loop, key=lambda name: seconds[name] or 0.0)
-
-
 def workers_that_pay(timings: Timings) -> int:
     """The smallest tried number of workers that comes within 5 % of the best, over an epoch.
 
-    If the step is not known, it comes on top without workers, and a loader that has some keeps one.
+    If the step is not known, it comes on top without workers. A loader that has some keeps one then, unless no step
+    would make it worth that.
     """
     return _enough({number: timings.turn_with(number) for number in _compared(timings)})
 
 
 def _steadily_enough(timings: Timings) -> int:
     """The same over an epoch without an end."""
-    return _enough({number: timings.steady_turn(number) for number in _compared(timings)})
+    return workers_that_pay(replace(timings, batches=None))
 
 
 def _compared(timings: Timings) -> list[int]:
-    return [number for number in timings.by_workers if number or timings.step is not None or not timings.workers]
+    is_none_compared = timings.step is not None or not timings.workers or timings.none_is_enough()
+    return [number for number in timings.by_workers if number or is_none_compared]
 
 
 def _enough(turns: dict[int, float]) -> int:
@@ -242,7 +76,8 @@ def more_workers(timings: Timings) -> Finding | None:
     change = f"num_workers={number}"
     if timings.workers == 0 and timings.starts_slowly(number):
         change += ", persistent_workers=True"
-    return _gain("more-workers", turns, text, change + _before_more(timings, number))
+    is_sure = timings.step is not None or timings.workers == 0
+    return _gain("more-workers", turns, text, change + _before_more(timings, number), is_sure)
 
 
 def _before_more(timings: Timings, number: int) -> str:
@@ -250,6 +85,17 @@ def _before_more(timings: Timings, number: int) -> str:
     if number < 2 or timings.shared is not False:
         return ""
     return f"; before that, {SHARE}, since each would yield all of them"
+
+
+def too_many_threads(timings: Timings) -> Finding | None:
+    """Without workers, the loader is 10 % faster if PyTorch has one thread. Workers have one each."""
+    alone = timings.with_one_thread()
+    if timings.workers or alone is timings:
+        return None
+    text = f"PyTorch uses {timings.threads} threads in this process, which cost more than they save. With one: "
+    change = f"{ONE_THREAD} before the loop, or OMP_NUM_THREADS=1 in the environment. If your step computes on the CPU "
+    change += "and needs them, num_workers=1: workers have one thread each"
+    return _gain("too-many-threads", (timings.turn, alone.turn), text, change)
 
 
 def same_samples(timings: Timings) -> Finding | None:
@@ -284,12 +130,15 @@ def fewer_workers(timings: Timings) -> Finding | None:
     number = _fewest(timings)
     if number >= timings.workers:
         return None
+    change = f"num_workers={number}"
+    if number == 0 and timings.one_thread and timings.by_workers[0] == timings.one_thread["whole"]:
+        change += f", and {ONE_THREAD} before the loop"
     turns = timings.turn_with(timings.workers), timings.turn_with(number)
     if turns[0] >= WORTHWHILE * turns[1]:
         text = f"{_workers(timings.workers)} where {_pay(number)}: "
-        return _gain("fewer-workers", turns, text, f"num_workers={number}")
+        return _gain("fewer-workers", turns, text, change, is_sure=timings.step is not None)
     text = f"{_workers(timings.workers)} where {number or 'none'} would do: each takes memory and a process."
-    return Finding("fewer-workers", "note", text, f"num_workers={number}")
+    return Finding("fewer-workers", "note", text, change)
 
 
 def _fewest(timings: Timings) -> int:
@@ -300,29 +149,37 @@ def _fewest(timings: Timings) -> int:
 
 def fetch_dominates(timings: Timings) -> Finding | None:
     """Fetch sets the pace, and is at least half of what a process does for a batch."""
-    at_once = "more of a file at once" if timings.streams else "a whole batch at once (`__getitems__`)"
-    change = f"do less for each sample, or read {at_once}; if the data is arrays in memory, use penstock.Loader"
+    what, at_once = "sample", ", or read a whole batch at once (`__getitems__`)"
+    if timings.takes_batches:
+        what, at_once = "batch", ""
+    if timings.streams:
+        at_once = ", or read more of a file at once"
+    change = (
+        f"do less for each {what}, or do it for the batch on the GPU{at_once}; if the data is arrays in memory, use "
+    )
+    change += "penstock.Loader"
     return _dominates(timings, "fetch", "The dataset takes", change)
 
 
 def collate_dominates(timings: Timings) -> Finding | None:
     """Collate sets the pace, and is at least half of what a process does for a batch."""
-    return _dominates(
-        timings,
-        "collate",
-        "Making a batch of its samples takes",
-        "let collate_fn only stack; do the rest for each sample in the dataset, or for the batch on the GPU",
-    )
+    change = STACK_LESS if timings.stacks else COLLATE_LESS
+    return _dominates(timings, "collate", "Making a batch of its samples takes", change)
 
 
 def transport_dominates(timings: Timings) -> Finding | None:
-    """Transport, or a consumer that has to receive, sets the pace. The loop makes 10 % more turns without transport."""
+    """Transport, or a consumer that has to receive, sets the pace. The loop makes 10 % more turns without transport.
+
+    If it makes most without workers, there is no transport to save.
+    """
     if limited_by(timings) not in ("transport", "copy", "consumer") or not _frees(timings, "transport"):
+        return None
+    if _fewest(timings) == 0:
         return None
     text = f"Bringing a batch from its worker takes {_time(timings.transport or 0)}"
     if timings.turn > timings.whole:
         text += f", {_time(timings.received)} of it in this process, where the step waits"
-    text += ". Without that, "
+    text += ". Without that, at most "
     change = "penstock.feed(loader), whose workers write where the device reads; or less to send: tensors in place of "
     change += "lists and dicts of numbers, and narrower types, such as uint8"
     return _gain("transport-dominates", _freed(timings, "transport"), text, change, is_sure=False)
@@ -332,7 +189,7 @@ def pin_dominates(timings: Timings) -> Finding | None:
     """Pinning sets the pace, and the loader gives 10 % more batches without it."""
     if limited_by(timings) != "pin" or not _frees(timings, "pin"):
         return None
-    text = f"Pinning a batch takes {_time(timings.pin or 0)}. Without that, "
+    text = f"Pinning a batch takes {_time(timings.pin or 0)}. Without that, at most "
     change = "pin_memory=False and penstock.feed(loader)"
     return _gain("pin-dominates", _freed(timings, "pin"), text, change, is_sure=False)
 
@@ -341,7 +198,7 @@ def copy_dominates(timings: Timings) -> Finding | None:
     """The copy to the device sets the pace, and the loop makes 10 % more turns without it."""
     if limited_by(timings) != "copy" or not _frees(timings, "copy"):
         return None
-    text = f"Copying a batch to the device takes {_time(timings.copy or 0)}. Without that, "
+    text = f"Copying a batch to the device takes {_time(timings.copy or 0)}. Without that, at most "
     change = "penstock.feed(loader), which copies ahead; or narrower types that are widened on the GPU"
     return _gain("copy-dominates", _freed(timings, "copy"), text, change, is_sure=False)
 
@@ -374,9 +231,14 @@ RULES: tuple[Callable[[Timings], Finding | None], ...] = (
 
 
 def findings(timings: Timings) -> list[Finding]:
-    """What every rule finds, the most severe first. If no rule finds a gain, one finding says so."""
+    """What every rule finds, the most severe first. If no rule finds a gain, one finding says so.
+
+    Threads that cost more than they save come before all others, which are of the loader with one thread then.
+    """
+    threads = too_many_threads(timings)
+    timings = timings.with_one_thread()
     found = [finding for rule in RULES if (finding := rule(timings)) is not None]
-    if all(finding.severity == "note" for finding in found):
+    if threads is None and all(finding.severity == "note" for finding in found):
         if limited_by(timings) == "consumer":
             text = f"Nothing to gain from the loader: the step takes {_time(timings.step or 0)}, and the loader "
             text += f"{_time(timings.whole)} a batch."
@@ -385,12 +247,17 @@ def findings(timings: Timings) -> list[Finding]:
             if timings.step is None:
                 text += " If your step takes longer than the loader, no loader makes training faster: pass its time."
         found.append(Finding("nothing-to-gain", "note", text, ""))
-    return sorted(found, key=lambda finding: ("high", "medium", "note").index(finding.severity))
+    found.sort(key=lambda finding: ("high", "medium", "note").index(finding.severity))
+    return found if threads is None else [threads, *found]
 
 
 def notes(timings: Timings) -> list[str]:
     """The notes of the measurement, and those that its figures need."""
-    return [*timings.notes, *(text for note in NOTES if (text := note(timings)) is not None)]
+    alone = timings.with_one_thread()
+    of_figures = [_other_again(timings), *(note(alone) for note in NOTES)]
+    if too_many_threads(timings):
+        of_figures.append("The other findings are of the loader with one thread.")
+    return [*timings.notes, *filter(None, of_figures)]
 
 
 def _short_epoch(timings: Timings) -> str | None:
@@ -407,7 +274,9 @@ def _short_epoch(timings: Timings) -> str | None:
 
 def _step_on_top(timings: Timings) -> str | None:
     """No worker is as fast, but the step, which is not known, would come on top."""
-    if timings.step is not None or _enough({n: timings.turn_with(n) for n in timings.by_workers}) != 0:
+    if timings.step is not None or timings.none_is_enough():
+        return None
+    if _enough({number: timings.turn_with(number) for number in timings.by_workers}) != 0:
         return None
     return (
         "Without workers, your step comes on top of the loader's time. Pass the step's time to compare them with none."
@@ -445,7 +314,16 @@ def _rates_in_the_loop(timings: Timings) -> str | None:
     return f"The rates of workers are those of the loader alone. In the loop, with {loop}, {they}."
 
 
-NOTES: tuple[Callable[[Timings], str | None], ...] = (_short_epoch, _step_on_top, _other_again, _rates_in_the_loop)
+def _step_unknown(timings: Timings) -> str | None:
+    """Gains are smaller parts of a loop with a step, which may also hide the loader."""
+    if timings.step is not None or all(finding.gain_seconds_per_step.high == 0 for finding in findings(timings)):
+        return None
+    return (
+        "The gains are those of a loop whose step takes no time. Pass your step's time to see those of your training."
+    )
+
+
+NOTES: tuple[Callable[[Timings], str | None], ...] = (_short_epoch, _step_on_top, _step_unknown, _rates_in_the_loop)
 
 
 class LoaderVerdict:
@@ -487,7 +365,8 @@ class LoaderVerdict:
             "busy_seconds": timings.busy,
             "workers": {
                 "configured": timings.workers,
-                "pays": workers_that_pay(timings),
+                "pays": workers_that_pay(timings.with_one_thread()),
+                "with_one_thread": _rate(timings.one_thread["whole"]) if timings.one_thread else None,
                 "tried": rates(timings.by_workers),
                 "predicted": rates(timings.left_out_predicted),
                 "processors": timings.processors,
@@ -512,10 +391,16 @@ class LoaderVerdict:
             rate = "" if ceiling is None else f"   {_number(_rate(ceiling))} batches/s"
             lines.append(f"{name:<10}{'-' if seconds is None else _time(seconds):>12}{rate}")
         lines += ["", f"{'workers':<10}{'batches/s':>12}"]
-        pays = workers_that_pay(timings)
+        alone = timings.with_one_thread()
+        pays = workers_that_pay(alone)
         for number, seconds in sorted(timings.by_workers.items()):
-            marks = [mark for mark, is_so in (("yours", number == timings.workers), ("pays", number == pays)) if is_so]
-            lines.append(f"{number:<10}{_number(_rate(seconds)):>12}   {', '.join(marks)}".rstrip())
+            is_beaten = seconds > alone.by_workers[number]  # by one thread
+            marks = {"yours": number == timings.workers, "pays": number == pays and not is_beaten}
+            told = ", ".join(mark for mark, is_so in marks.items() if is_so)
+            lines.append(f"{number:<10}{_number(_rate(seconds)):>12}   {told}".rstrip())
+            if is_beaten:
+                told = "one thread" + ", pays" * (number == pays)
+                lines.append(f"{number:<10}{_number(_rate(alone.by_workers[number])):>12}   {told}")
         for number, seconds in timings.left_out_predicted.items():
             lines.append(f"{number:<10}{_number(_rate(seconds)):>12}   predicted, not tried")
         lines.append("")
@@ -535,7 +420,7 @@ def _dominates(timings: Timings, stage: str, text: str, change: str) -> Finding 
     share = seconds / max(timings.fetch + timings.collate + (timings.transport or 0), 1e-12)
     if limited_by(timings) != stage or share < DOMINATES or not _frees(timings, stage):
         return None
-    text = f"{text} {_time(seconds)} a batch, {100 * share:.0f} % of a process's time for it. Without that, "
+    text = f"{text} {_time(seconds)} a batch, {100 * share:.0f} % of a process's time for it. Without that, at most "
     return _gain(f"{stage}-dominates", _freed(timings, stage), text, change, is_sure=False)
 
 
