@@ -149,7 +149,7 @@ int run_doctor(const DoctorOptions& options, const Environment& environment) {
   const SharedText verdict;
   const SignalWatch watch;
   const pid_t process = start_program(
-      {"python3", "-c", kProgram, loader.file, loader.name, fmt::format("{}", options.seconds),
+      {environment.python, "-c", kProgram, loader.file, loader.name, fmt::format("{}", options.seconds),
        options.step_ms ? fmt::format("{}", *options.step_ms) : "", fmt::format("{}", verdict.descriptor())},
       {.variables = {}, .quiet = output.is_standard_output(), .holds_interrupt = true},
       {"there is no python3 in the PATH; install Python 3.10 or newer with PyTorch and the penstock "

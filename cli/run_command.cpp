@@ -35,13 +35,14 @@ std::vector<std::filesystem::path> split_paths(const char* value) {
   return paths;
 }
 
-Environment read_environment(const std::filesystem::path& chart_library) {
+Environment read_environment(const std::filesystem::path& chart_library, const std::string& python) {
   const auto absolute = [](const char* name) -> std::optional<std::filesystem::path> {
     const char* value = std::getenv(name);
     if (value == nullptr || !std::filesystem::path(value).is_absolute()) return std::nullopt;
     return std::filesystem::path(value);
   };
   Environment environment;
+  environment.python = python;
   if (const char* library = std::getenv("PENSTOCK_LIBCUDA")) environment.device.driver_library = library;
   environment.cache_directory = absolute("XDG_CACHE_HOME");
   if (!environment.cache_directory) {
@@ -184,7 +185,8 @@ std::string answer(const CLI::App& app, const CLI::Success& success) {
   return text.str();
 }
 
-int run(const std::vector<std::string>& arguments, const std::filesystem::path& chart_library) {
+int run(const std::vector<std::string>& arguments, const std::filesystem::path& chart_library,
+        const std::string& python) {
   CLI::App app("Feeds GPUs: moves data from CPU memory to a GPU as fast as the link allows.", "penstock");
   app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
   app.require_subcommand(1);
@@ -231,7 +233,7 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
   } catch (const CLI::ParseError& error) {
     return complain(usage_text(error, arguments, commands), kUsage);
   }
-  const Environment environment = read_environment(chart_library);
+  const Environment environment = read_environment(chart_library, python);
   if (app.got_subcommand("doctor")) return run_doctor(doctor, environment);
   if (app.got_subcommand("info")) return run_info(info, environment);
   if (app.got_subcommand("link")) return run_link(link, environment);
@@ -242,11 +244,12 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
 
 }  // namespace
 
-int run_command(const std::vector<std::string>& arguments, const std::filesystem::path& chart_library) {
+int run_command(const std::vector<std::string>& arguments, const std::filesystem::path& chart_library,
+                const std::string& python) {
   prepare_standard_streams();
   set_log_sink(warn);
   try {
-    return run(arguments, chart_library);
+    return run(arguments, chart_library, python);
   } catch (const Interrupted& interrupted) {
     return complain(fmt::format("interrupted; {}", interrupted.outcome), kInterrupted);
   } catch (const UsageError& error) {

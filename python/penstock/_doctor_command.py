@@ -1,4 +1,4 @@
-"""`penstock doctor --loader FILE.py:NAME`, which runs this in the python3 of the PATH: see cli/doctor.cpp."""
+"""`penstock doctor --loader FILE.py:NAME`, which runs this in its own Python or the PATH's python3: cli/doctor.cpp."""
 
 from __future__ import annotations
 

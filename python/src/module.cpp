@@ -146,12 +146,13 @@ NB_MODULE(_core, module) {
   bind_tensor_watch(module);
   module.def(
       "run_command",
-      [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& chart_library) {
+      [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& chart_library,
+         const std::filesystem::path& python) {
         std::vector<std::string> texts;
         for (const nb::bytes& argument : arguments) texts.emplace_back(argument.c_str(), argument.size());
         const nb::gil_scoped_release unlocked;
-        return penstock::cli::run_command(texts, chart_library);
+        return penstock::cli::run_command(texts, chart_library, python.string());
       },
-      nb::arg("arguments"), nb::arg("chart_library"),
+      nb::arg("arguments"), nb::arg("chart_library"), nb::arg("python"),
       "Runs the command, once in a process, and returns its exit status.");
 }
