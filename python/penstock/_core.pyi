@@ -361,6 +361,9 @@ class FeedStatistics:
     def stall_share(self) -> float: ...
 
     @property
+    def first_stall_seconds(self) -> float: ...
+
+    @property
     def exposed_loader_seconds(self) -> float: ...
 
     @property

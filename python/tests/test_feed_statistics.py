@@ -75,7 +75,7 @@ def test_a_slow_loader_sets_the_pace(device):
     assert statistics.limited_by == "loader" == statistics.as_dict()["limited_by"]
     assert statistics.exposed_loader_seconds > statistics.stall_seconds / 2
     assert statistics.sentence().startswith("The wrapped loader sets the pace: ")
-    assert "num_workers" in statistics.sentence() and statistics.sentence() in str(statistics)
+    assert "penstock doctor --loader" in statistics.sentence() and statistics.sentence() in str(statistics)
     assert "for the loader" in statistics._repr_html_()
 
 

@@ -133,7 +133,7 @@ def test_a_slow_dataset_is_named_fetch(workers, kind):
 def test_a_slow_collate_fn_is_named_collate(workers):
     loader = DataLoader(Samples(batches_with(workers)), BATCH, num_workers=workers, collate_fn=slow_collate)
     statistics = told(loader)
-    assert statistics.limited_by == "collate" and "Let `collate_fn` only stack" in statistics.sentence()
+    assert statistics.limited_by == "collate" and "In the dataset it would take as long." in statistics.sentence()
     assert statistics.collate_seconds > statistics.fetch_seconds + statistics.transport_seconds
     assert loader.collate_fn is slow_collate
 

@@ -93,6 +93,14 @@ std::string transfer_text(const S& s) {
                     fmt::format(", {} while it ran", format_gbps(s.transfer_gbps() * kGB)));
 }
 
+std::string stall_text(const S& s) {
+  const bool is_most = s.first_stall_seconds > s.stall_seconds / 2;
+  return stage_text(s.stall_seconds, s.stall_share(),
+                    is_most
+                        ? fmt::format(", {} of it for first batches", format_seconds(s.first_stall_seconds))
+                        : std::string());
+}
+
 std::string ready_text(const S& s) {
   return fmt::format("{:.1f} of {} on average when one was asked for", s.mean_ready, s.prefetch_depth);
 }
@@ -146,9 +154,12 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
      [](const S& s) { return stage_text(s.compute_seconds, 1 - s.stall_share()); }},
     {"stall_seconds", Unit::seconds, "  waiting for data",
      "From a request until the batch was there. A faster feed can save this much at most.",
-     value_of<&S::stall_seconds>, [](const S& s) { return stage_text(s.stall_seconds, s.stall_share()); }},
+     value_of<&S::stall_seconds>, stall_text},
     {"stall_share", Unit::share, "  waiting for data", "The waits as a share of the time.",
      value_of<&S::stall_share>},
+    {"first_stall_seconds", Unit::seconds, "  waiting for data",
+     "The part of the wait that was for the first batch of each epoch. Nothing hides it.",
+     value_of<&S::first_stall_seconds>},
     {"exposed_loader_seconds", Unit::seconds, "    for the loader",
      "The part of the wait in which the wrapped loader was asked for a batch.",
      value_of<&S::exposed_loader_seconds>, time_of<&S::exposed_loader_seconds>, kWrapped},

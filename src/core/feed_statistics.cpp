@@ -22,8 +22,16 @@ constexpr double kExplained = 0.5;
 // Among fewer batches, the first one takes most of the time, since nothing can hide it.
 constexpr std::uint64_t kFewest = 4;
 // A loader's start that takes more than this share of the wait for it is what to save first. So is pinning
-// that takes as much of sending.
+// that takes as much of sending. Waits for first batches that are more of all waits say nothing of the pace.
 constexpr double kMostOf = 0.5;
+// Workers that are waited for this many times longer than one process would take are not worth it. If they
+// start in each epoch, the wait has more of that than is known: all but the first to start, and their end.
+constexpr double kWorthwhile = 1.1;
+constexpr double kWorthwhileIfStarted = 2;
+// Seconds. To receive a batch from a worker takes about as long.
+constexpr double kReceiving = 2e-4;
+// Bytes of a batch. To pack fewer takes less than to receive it from a worker, which would write them.
+constexpr std::uint64_t kWorthWriting = 1 << 20;
 
 struct LimitWords {
   FeedLimit limit;
@@ -76,6 +84,12 @@ std::string unknown_sentence(const FeedStatistics& s) {
   if (!s.knows_consumer) {
     return "What sets the pace cannot be told: the stream that uses the batches is not known. Import PyTorch "
            "before you feed, and use the batches on its current stream.";
+  }
+  if (s.timed_batches >= kFewest) {
+    return fmt::format(
+        "Too few batches to tell what sets the pace: your step waited for {}, {} of that for the first batch "
+        "of each epoch, which nothing hides. Feed longer epochs.",
+        format_seconds(s.stall_seconds), format_seconds(s.first_stall_seconds));
   }
   if (s.timed_batches < s.batches) {
     return fmt::format(
@@ -144,13 +158,53 @@ std::string_view with_persistent(const FeedStatistics& s) {
   return are_persistent ? "" : ", with `persistent_workers`";
 }
 
+/// What one process would take to make the batches that workers made.
+double made_alone(const FeedStatistics& s) {
+  return std::max(1U, s.loader_workers) * (s.fetch_seconds + s.collate_seconds) + s.pin_seconds;
+}
+
+/// What is left of the wait for workers if they start once.
+double waited_for_started(const FeedStatistics& s) {
+  return s.startup_seconds + s.loader_seconds - (s.starts_workers ? s.start_seconds() : 0);
+}
+
+bool none_is_faster(const FeedStatistics& s) {
+  const double alone = made_alone(s);
+  const double times = s.starts_workers ? kWorthwhileIfStarted : kWorthwhile;
+  return s.loader_workers > 0 && alone > 0 && times * alone < waited_for_started(s);
+}
+
+std::string none_advice(const FeedStatistics& s) {
+  return fmt::format(
+      "One process makes these batches in {}, and the workers were waited for {}. Use `num_workers=0`{}.",
+      format_seconds(made_alone(s)), format_seconds(s.startup_seconds + s.loader_seconds),
+      starts_slowly(s) ? "" : ", or larger batches");
+}
+
+std::string workers_advice(const FeedStatistics& s) {
+  if (s.loader_workers > 0) {
+    return fmt::format("More workers (`num_workers`{}) help if processors are idle.", with_persistent(s));
+  }
+  const double alone = made_alone(s);
+  if (alone > 0 && per_batch(alone, s.batches) < kReceiving) {
+    return "Workers do not help: to receive such a batch from one takes about as long as to make it.";
+  }
+  return "Workers of a DataLoader (`num_workers`, with `persistent_workers`) make batches beside your step: "
+         "`penstock doctor --loader` measures how many pay.";
+}
+
 std::string loader_advice(const FeedStatistics& s) {
+  if (none_is_faster(s)) return none_advice(s);
   if (!starts_slowly(s)) {
     return fmt::format(
-        "Whether its fetch, collate, transport or pin is slow cannot be told: {}. Give it more workers "
-        "(`num_workers` of a DataLoader{}) or cheaper transforms: penstock cannot make them faster. "
-        "Arrays in memory need no workers with `penstock.Loader`.",
-        why_no_stage(s), with_persistent(s));
+        "Whether its fetch, collate, transport or pin is slow cannot be told: {}. {}Make its samples "
+        "cheaper: "
+        "penstock cannot. `penstock doctor --loader` measures the stages of a DataLoader, and how many "
+        "workers pay. Arrays in memory need no workers with `penstock.Loader`.",
+        why_no_stage(s),
+        s.loader_workers > 0 && s.starts_workers
+            ? "Its workers start and end in each epoch, unless it has `persistent_workers=True`. "
+            : "");
   }
   if (!s.starts_workers) {
     return "Most of that was for the first batch of each epoch. Feed more batches to see the pace after it.";
@@ -164,6 +218,26 @@ std::string loader_sentence(const FeedStatistics& s, const std::string& waited) 
                      percent(s.loader_share()), waited, loader_advice(s));
 }
 
+bool waits_for_first(const FeedStatistics& s) noexcept {
+  return s.first_stall_seconds > kMostOf * s.stall_seconds;
+}
+
+/// What shortens the waits of a step that sets the pace.
+std::string wait_advice(const FeedStatistics& s) {
+  if (s.exposed_loader_seconds > kMostOf * s.stall_seconds) {
+    if (none_is_faster(s)) return none_advice(s);
+    if (s.starts_workers && s.loader_workers > 0 && starts_slowly(s)) {
+      return "Most of the wait was for workers that start in each epoch: `persistent_workers=True` starts "
+             "them once.";
+    }
+    if (!waits_for_first(s)) return workers_advice(s);
+  }
+  if (waits_for_first(s)) {
+    return "Most of the wait was for the first batch of each epoch, which nothing hides.";
+  }
+  return "Then try a larger prefetch depth.";
+}
+
 std::string_view pin_advice(const FeedStatistics& s) {
   if (s.loader_workers == 0) {
     return "Make the batches in workers of a DataLoader (`num_workers` above 0): the memory that they write "
@@ -175,18 +249,26 @@ std::string_view pin_advice(const FeedStatistics& s) {
 
 std::string stage_advice(const FeedStatistics& s, FeedLimit stage) {
   if (stage == FeedLimit::pin) return std::string(pin_advice(s));
-  if (stage == FeedLimit::fetch) {
+  const std::string none = none_is_faster(s) ? none_advice(s) : "";
+  if (stage == FeedLimit::transport) {
     return fmt::format(
-        "Do less for each sample, read a whole batch at once (`__getitems__`), or use more workers "
-        "(`num_workers`{}). Arrays in memory need no workers with `penstock.Loader`.",
-        with_persistent(s));
+        "{}{}ield arrays and tensors, of narrower types such as uint8, and widen them on the device. The "
+        "feed's `describe()` says whether they come through shared memory.",
+        none, none.empty() ? "Y" : " Or y");
   }
+  if (!none.empty()) return none;
   if (stage == FeedLimit::collate) {
-    return "Let `collate_fn` only stack. Do the rest for each sample in the dataset, or for the batch on the "
-           "device. More workers (`num_workers`) help, too.";
+    return fmt::format(
+        "Make `collate_fn` cheaper: one operation for the batch in place of one for each sample, or fewer "
+        "and "
+        "larger tensors in each sample if it only stacks. Or do its work for the batch on the device. In the "
+        "dataset it would take as long. {}",
+        workers_advice(s));
   }
-  return "Yield arrays and tensors, of narrower types such as uint8, and widen them on the device. The "
-         "feed's `describe()` says whether they come through shared memory.";
+  return fmt::format(
+      "Do less for each sample, or for the batch on the device, or read a whole batch at once "
+      "(`__getitems__`). {} Arrays in memory need no workers with `penstock.Loader`.",
+      workers_advice(s));
 }
 
 std::string stage_sentence(const FeedStatistics& s, FeedLimit stage, const std::string& waited) {
@@ -208,10 +290,16 @@ std::string pin_sentence(const FeedStatistics& s, const std::string& waited) {
 
 std::string gather_sentence(const FeedStatistics& s, const std::string& waited) {
   if (s.wraps_loader) {
+    std::string_view more;
+    if (batch_bytes(s) < kWorthWriting) {
+      more = ", or larger batches";
+    } else if (s.loader_workers == 0) {
+      more = ", or make them in its workers (`num_workers` above 0)";
+    }
     return fmt::format(
         "Packing and sending batches on the host sets the pace: it ran {} of the time{}. Have the loader "
-        "yield fewer, larger arrays, and make them in its workers (`num_workers` above 0).",
-        percent(s.gather_share()), waited);
+        "yield fewer, larger arrays{}.",
+        percent(s.gather_share()), waited, more);
   }
   return fmt::format(
       "Gathering samples on the host sets the pace: it ran {} of the time{}. Use more threads (option "
@@ -286,7 +374,7 @@ FeedLimit FeedStatistics::limited_by() const noexcept {
   if (std::min(resident_seconds, stall_other_seconds()) > half) return FeedLimit::residency;
   const double most = std::max({transfer_share(), kernel_share(), gather_share(), loader_share()});
   if (1 - stall_share() > std::max(most, kBusy)) return FeedLimit::consumer;
-  if (most < kBusy) return FeedLimit::batches;
+  if (most < kBusy) return waits_for_first(*this) ? FeedLimit::unknown : FeedLimit::batches;
   if (most == loader_share()) return slow_stage();
   if (most == transfer_share()) return FeedLimit::link;
   if (most != gather_share()) return FeedLimit::device;
@@ -334,10 +422,8 @@ std::string FeedStatistics::sentence() const {
       }
       return fmt::format(
           "Your step sets the pace: it worked for {} of the time and waited for data for {}, the most that "
-          "a faster feed could save. Look at the step itself first, then try {}.",
-          percent(1 - stall_share()), stalled,
-          exposed_loader_seconds > stall_seconds / 2 ? "more workers in the wrapped loader"
-                                                     : "a larger prefetch depth");
+          "a faster feed could save. Look at the step itself first. {}",
+          percent(1 - stall_share()), stalled, wait_advice(*this));
     case FeedLimit::link:
       return link_sentence(*this, waited);
     case FeedLimit::loader:

@@ -261,8 +261,11 @@ void Account::add_times(BatchTimes& times) {
   busy_until_ = std::max(busy_until_, times.transfer_end);
   const double stall = std::max(0.0, times.arrived - times.asked);
   const StallParts parts = stall_parts(times);
+  bool is_first = false;  // of its epoch, which is updated before the total
   update(times.epoch, [&](Sum& sum) {
     FeedStatistics& s = sum.statistics;
+    is_first |= s.timed_batches == 0;
+    if (is_first) s.first_stall_seconds += stall;
     ++s.timed_batches;
     sum.last_seen = std::max(sum.last_seen, times.arrived);
     sum.least_transfer += least;

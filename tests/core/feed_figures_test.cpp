@@ -64,6 +64,7 @@ TEST(FeedFiguresTest, EachReadsItsOwnMember) {
   s.timed_batches = 8;
   s.compute_seconds = 0.5;
   s.stall_seconds = 1.5;
+  s.first_stall_seconds = 0.9;
   s.exposed_loader_seconds = 0.1;
   s.exposed_transfer_seconds = 0.2;
   s.exposed_gather_seconds = 0.3;
@@ -108,6 +109,7 @@ TEST(FeedFiguresTest, EachReadsItsOwnMember) {
       {"compute_seconds", 0.5},
       {"stall_seconds", 1.5},
       {"stall_share", 0.75},
+      {"first_stall_seconds", 0.9},
       {"exposed_loader_seconds", 0.1},
       {"exposed_transfer_seconds", 0.2},
       {"exposed_gather_seconds", 0.3},

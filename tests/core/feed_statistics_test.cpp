@@ -109,6 +109,21 @@ TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
   EXPECT_EQ(untimed.limited_by(), FeedLimit::link);
 }
 
+/// Batches of which no stage takes long. The step waited for `first` of 0.6 s for first batches.
+FeedStatistics waiting_for_first(double first) {
+  FeedStatistics s = fed(0.6, 0.1, 0, 0);
+  s.first_stall_seconds = first;
+  return s;
+}
+
+TEST(FeedStatisticsTest, WaitsForFirstBatchesDoNotTellTheCostOfABatch) {
+  EXPECT_EQ(waiting_for_first(0.29).limited_by(), FeedLimit::batches);
+  EXPECT_EQ(waiting_for_first(0.31).limited_by(), FeedLimit::unknown);
+  FeedStatistics busy = waiting_for_first(0.31);
+  busy.transfer_seconds = 0.9;
+  EXPECT_EQ(busy.limited_by(), FeedLimit::link) << "a stage that ran for most of the time";
+}
+
 TEST(FeedStatisticsTest, NamesTheStageWithoutWhichTheLoaderIsFastest) {
   EXPECT_EQ(staged(0.6, 0.1, 0, 0).limited_by(), FeedLimit::fetch);
   EXPECT_EQ(staged(0.1, 0.6, 0, 0).limited_by(), FeedLimit::collate);
@@ -196,23 +211,98 @@ TEST(FeedStatisticsTest, WorkersThatArePersistentAreNotAdvisedTo) {
   EXPECT_EQ(start.limited_by(), FeedLimit::loader);
   EXPECT_THAT(start.sentence(), HasSubstr("Most of that was for the first batch of each epoch. Feed more"));
   EXPECT_THAT(start.sentence(), without);
-  for (FeedStatistics s : {staged(0.6, 0.1, 0, 0), staged(0.2, 0.1, 0, 0)}) {
-    EXPECT_THAT(s.sentence(), HasSubstr(", with `persistent_workers`")) << s.sentence();
-    s.starts_workers = false;
-    EXPECT_THAT(s.sentence(), HasSubstr(", with `persistent_workers`")) << "it has no workers yet";
-    s.loader_workers = 2;
-    EXPECT_THAT(s.sentence(), without);
+  FeedStatistics s = staged(0.6, 0.1, 0, 0);
+  EXPECT_THAT(s.sentence(), HasSubstr(", with `persistent_workers`")) << s.sentence();
+  s.starts_workers = false;
+  EXPECT_THAT(s.sentence(), HasSubstr(", with `persistent_workers`")) << "it has no workers yet";
+  s.loader_workers = 2;
+  EXPECT_THAT(s.sentence(), without);
+  s.starts_workers = true;
+  EXPECT_THAT(s.sentence(), HasSubstr("More workers (`num_workers`, with `persistent_workers`) help if"));
+}
+
+/// 38 small batches an epoch, of which one process makes all in 10 ms.
+FeedStatistics of_small_batches(double startup, double loader) {
+  FeedStatistics s = in_epochs(3, 38, 4, startup, loader, 0.002);
+  s.collate_seconds = 0.0005;
+  s.compute_seconds = 0.01;
+  return s;
+}
+
+TEST(FeedStatisticsTest, WorkersThatCostMoreThanOneProcessAreAdvisedAgainst) {
+  const auto none = HasSubstr("One process makes these batches in 10.0 ms, and the workers were waited for ");
+  EXPECT_THAT(of_small_batches(0.9, 0.1).sentence(), none) << "they are slower than that once they run";
+  EXPECT_THAT(of_small_batches(0.9, 0.1).sentence(), HasSubstr("1.00 s. Use `num_workers=0`."));
+  EXPECT_THAT(of_small_batches(0.1, 0.9).sentence(), HasSubstr("Use `num_workers=0`, or larger batches."));
+  EXPECT_THAT(of_small_batches(0.9, 0.005).sentence(), HasSubstr("`persistent_workers=True`"))
+      << "started once, they are faster";
+  FeedStatistics s = of_small_batches(0.1, 0.9);
+  s.write_seconds = 0.6;
+  EXPECT_EQ(s.limited_by(), FeedLimit::transport);
+  EXPECT_THAT(s.sentence(), none);
+  s.loader_workers = 0;
+  EXPECT_THAT(s.sentence(), Not(HasSubstr("num_workers")));
+  s = of_small_batches(0.1, 0.9);
+  s.compute_seconds = 4;
+  s.exposed_loader_seconds = 0.9;
+  EXPECT_EQ(s.limited_by(), FeedLimit::consumer);
+  EXPECT_THAT(s.sentence(), none);
+}
+
+TEST(FeedStatisticsTest, WorkersThatMakeBatchesFasterThanOneProcessAreNot) {
+  FeedStatistics s = in_epochs(1, 40, 4, 0.3, 2, 2);
+  EXPECT_EQ(s.limited_by(), FeedLimit::consumer);
+  s.compute_seconds = 0.1;
+  EXPECT_EQ(s.limited_by(), FeedLimit::fetch);
+  EXPECT_THAT(s.sentence(), Not(HasSubstr("num_workers=0")));
+  s.loader_seconds = 8.6;
+  s.startup_seconds = 0;
+  s.write_seconds = 6;
+  s.fetch_seconds = 2;
+  s.starts_workers = false;
+  EXPECT_THAT(s.sentence(), Not(HasSubstr("num_workers=0")))
+      << "8 s alone, which 8.6 s are not 10 % more than";
+  s.loader_seconds = 9;
+  EXPECT_THAT(s.sentence(), HasSubstr("num_workers=0"));
+  s.starts_workers = true;
+  EXPECT_THAT(s.sentence(), Not(HasSubstr("num_workers=0"))) << "starts that nobody timed may be the rest";
+}
+
+TEST(FeedStatisticsTest, WorkersWriteWhatIsMoreThanItCostsToReceiveIt) {
+  FeedStatistics s = wrapped(fed(0.6, 0.3, 0, 0.8), 0.1);
+  EXPECT_THAT(s.sentence(), HasSubstr("larger arrays, or make them in its workers (`num_workers` above 0)."));
+  s.loader_workers = 2;
+  EXPECT_THAT(s.sentence(), HasSubstr("larger arrays."));
+  for (const unsigned workers : {0U, 2U}) {
+    s.loader_workers = workers;
+    s.delivered_bytes = (10 << 20) - 1;
+    EXPECT_THAT(s.sentence(), HasSubstr("larger arrays, or larger batches."));
   }
+}
+
+TEST(FeedStatisticsTest, BatchesThatAreMadeInNoTimeNeedNoWorkers) {
+  FeedStatistics s = in_epochs(1, 1000, 0, 0, 0.2, 0.19);
+  s.compute_seconds = 0;
+  EXPECT_EQ(s.limited_by(), FeedLimit::fetch);
+  EXPECT_THAT(s.sentence(), HasSubstr("Workers do not help"));
+  s.fetch_seconds = 0.21;
+  EXPECT_THAT(s.sentence(), HasSubstr("make batches beside your step: `penstock doctor --loader` measures"));
 }
 
 TEST(FeedStatisticsTest, SaysWhyNoStageOfTheLoaderIsNamed) {
   EXPECT_THAT(
       without_stages("a loader of type list is not a DataLoader").sentence(),
       HasSubstr("Whether its fetch, collate, transport or pin is slow cannot be told: a loader of type "
-                "list is not a DataLoader. Give it more workers"));
+                "list is not a DataLoader. Make its samples cheaper"));
   EXPECT_THAT(staged(0, 0, 0, 0).sentence(), HasSubstr("told: a worker's stages are timed from its second"));
   EXPECT_THAT(staged(0.2, 0.1, 0.01, 0.02).sentence(),
               HasSubstr("told: fetch took only 200 ms, collate 100 ms and transport 30.0 ms."));
+  FeedStatistics s = staged(0.2, 0.1, 0.01, 0.02);
+  s.loader_workers = 2;
+  EXPECT_THAT(s.sentence(),
+              HasSubstr("and transport 30.0 ms. Its workers start and end in each epoch, unless"));
+  s.starts_workers = false;
+  EXPECT_THAT(s.sentence(), Not(HasSubstr("in each epoch")));
 }
 
 TEST(FeedStatisticsTest, CountsOnlyTheBatchesThatWereTimed) {
@@ -235,6 +325,26 @@ FeedStatistics waiting_for_the_loader() {
   FeedStatistics s = wrapped(fed(0.1, 0.3, 0, 0), 0.6);
   s.exposed_loader_seconds = 0.08;
   return s;
+}
+
+TEST(FeedStatisticsTest, TheStepIsToldWhatItsWaitsWereFor) {
+  FeedStatistics s = fed(0.1, 0.5, 0, 0);
+  s.first_stall_seconds = 0.06;
+  EXPECT_THAT(s.sentence(),
+              HasSubstr("Most of the wait was for the first batch of each epoch, which nothing"));
+  s = waiting_for_the_loader();
+  s.startup_seconds = 0.5;
+  s.loader_seconds = 0.1;
+  s.first_stall_seconds = 0.08;
+  EXPECT_THAT(s.sentence(), HasSubstr("for the first batch of each epoch"));
+  s.loader_workers = 2;
+  EXPECT_THAT(s.sentence(), HasSubstr("`persistent_workers=True` starts them once"));
+  s.starts_workers = false;
+  EXPECT_THAT(s.sentence(), HasSubstr("for the first batch of each epoch"));
+  s.startup_seconds = 0.1;
+  s.loader_seconds = 0.5;
+  s.first_stall_seconds = 0;
+  EXPECT_THAT(s.sentence(), HasSubstr("More workers (`num_workers`) help if processors are idle."));
 }
 
 FeedStatistics of_unknown_consumer() {
@@ -274,7 +384,7 @@ const std::vector<Said>& all_cases() {
       {waiting_for_the_loader(),
        "Your step sets the pace: it worked for 90.0 % of the time and waited for data for 10.0 %, the most "
        "that a faster feed could save. ",
-       "more workers"},
+       "Workers of a DataLoader"},
       {over_a_link(0),
        "Transfers set the pace: they ran 95.0 % of the time, at 1.05 GB/s, and your step waited for data "
        "60.0 % of the time. ",
@@ -299,7 +409,7 @@ const std::vector<Said>& all_cases() {
        "The wrapped loader sets the pace: it was waited for 80.0 % of the time, and your step waited for "
        "data "
        "60.0 % of the time. ",
-       "more workers"},
+       "`penstock doctor --loader` measures the stages"},
       {wrapped(fed(0.6, 0.3, 0, 0.1), 0.8, 0.7),
        "The wrapped loader sets the pace: it was waited for 80.0 % of the time, and your step waited for "
        "data "
@@ -308,11 +418,12 @@ const std::vector<Said>& all_cases() {
       {staged(0.6, 0.1, 0, 0),
        "The wrapped loader sets the pace by its fetch: it was waited for 80.0 % of the time, and your step "
        "waited for data 60.0 % of the time. ",
-       "Fetch took 600 ms and collate 100 ms. Do less for each sample, read a whole batch"},
+       "Fetch took 600 ms and collate 100 ms. Do less for each sample, or for the batch on the device, or "
+       "read"},
       {staged(0.1, 0.6, 0, 0),
        "The wrapped loader sets the pace by its collate: it was waited for 80.0 % of the time, and your step "
        "waited for data 60.0 % of the time. ",
-       "Let `collate_fn` only stack"},
+       "In the dataset it would take as long"},
       {staged(0.1, 0.1, 0.2, 0.7),
        "The wrapped loader sets the pace by its transport: it was waited for 80.0 % of the time, and your "
        "step waited for data 60.0 % of the time. ",
@@ -357,6 +468,11 @@ const std::vector<Said>& all_cases() {
        "The fixed cost of each batch sets the pace: a batch of 95.4 MiB took 100 ms, with no stage busy "
        "for half of that, and your step waited for data 60.0 % of the time. ",
        "larger batches"},
+      {waiting_for_first(0.4),
+       "Too few batches to tell what sets the pace: your step waited for 600 ms, 400 ms of that for the "
+       "first "
+       "batch of each epoch, which nothing hides. ",
+       "Feed longer epochs"},
   };
   return cases;
 }
@@ -419,6 +535,12 @@ TEST(FeedStatisticsTest, TheTableNamesEachPartOfTheWait) {
                                        " +for the host gather +200 ms\n"
                                        " +for a batch to start +100 ms\n"));
   EXPECT_THAT(out.str(), Not(HasSubstr(" \n")));
+  s.first_stall_seconds = 0.3;
+  out << s;
+  EXPECT_THAT(out.str(), Not(HasSubstr("first batches"))) << "they are half of the wait";
+  s.first_stall_seconds = 0.4;
+  out << s;
+  EXPECT_THAT(out.str(), HasSubstr("600 ms, 60.0 % of the time, 400 ms of it for first batches\n"));
   EXPECT_THAT(out.str(), Not(HasSubstr("device gather"))) << "there was none";
   EXPECT_TRUE(out.str().ends_with(s.sentence() + "\n"));
 }

@@ -4,6 +4,7 @@
 #include <penstock/transfer/account.hpp>
 #include <penstock/transfer/event_pool.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -126,7 +127,7 @@ TEST_P(TransferAccount, NoBatchCrossesFasterThanTheLinkAlsoInTheTimeline) {
 }
 
 TEST_P(TransferAccount, TheTimeBetweenTwoEpochsBelongsToNone) {
-  make_account();
+  make_account({.timeline_batches = 8});
   for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
     for (int i = 0; i < 2; ++i) {
       Account::Request request(*account_, &*stream_);
@@ -143,6 +144,13 @@ TEST_P(TransferAccount, TheTimeBetweenTwoEpochsBelongsToNone) {
   for (std::uint64_t epoch = 0; epoch < 3; ++epoch) seconds += account_->epoch(epoch)->seconds;
   EXPECT_NEAR(s.seconds, seconds, 1e-9);
   EXPECT_LE(s.stall_seconds + s.compute_seconds, s.seconds * 1.01 + 1e-3);
+  const std::vector<BatchTimes> timeline = account_->timeline();
+  ASSERT_EQ(timeline.size(), 6U);
+  const auto stall = [&](std::size_t batch) {
+    return std::max(0.0, timeline[batch].arrived - timeline[batch].asked);
+  };
+  EXPECT_NEAR(s.first_stall_seconds, stall(0) + stall(2) + stall(4), 1e-9);
+  EXPECT_NEAR(account_->epoch(2)->first_stall_seconds, stall(4), 1e-9);
 }
 
 /// The consumer's stream works for `step` after each of two batches; the second is the first of an iteration.

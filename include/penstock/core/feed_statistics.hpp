@@ -54,6 +54,7 @@ struct FeedStatistics {
   double kernel_seconds = 0;            ///< (device)
   double compute_seconds = 0;           ///< (device)
   double stall_seconds = 0;             ///< (device)
+  double first_stall_seconds = 0;       ///< (device); the part of that for first batches of epochs
   double exposed_loader_seconds = 0;    ///< (device)
   double exposed_transfer_seconds = 0;  ///< (device)
   double exposed_kernel_seconds = 0;    ///< (device)
