@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 
 
@@ -37,6 +38,16 @@ class DeviceError(Error, RuntimeError):
     code: int = 0
 
 
+class FileError(Error, OSError):
+    """The system refused to open, read or write a file.
+
+    It is also what Python raises for that reason: FileNotFoundError, PermissionError, IsADirectoryError.
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class Closed(Error, RuntimeError):
     """The object was closed before the work was done."""
 
@@ -62,6 +73,21 @@ def out_of_memory(message: str) -> OutOfMemory:
     """An OutOfMemory. If PyTorch is imported, it is also PyTorch's OutOfMemoryError."""
     base = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     return OutOfMemory(message) if base is None else _torch_out_of_memory(base)(message)
+
+
+def file_error(message: str, code: int, file: str | os.PathLike) -> FileError:
+    """A FileError of an errno, which is also Python's error for it."""
+    error = _of_errno(type(OSError(code, "")))(message)
+    error.errno, error.strerror, error.filename = code, os.strerror(code), os.fspath(file)
+    return error
+
+
+@functools.cache
+def _of_errno(base: type[OSError]) -> type[FileError]:
+    def reduce(self: FileError) -> tuple:
+        return file_error, (*self.args, self.errno, self.filename)
+
+    return type("FileError", (FileError, base), {"__module__": "penstock._errors", "__reduce__": reduce})
 
 
 def allocator_out_of_memory(error: BaseException) -> OutOfMemory:

@@ -15,6 +15,7 @@
 #include "weight_save.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/file_error.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/device/topology.hpp>
 #include <penstock/transfer/feed_model.hpp>
@@ -58,6 +59,9 @@ void translate(const std::exception_ptr& pointer, void* /*payload*/) {
     object.attr("call") = error.call();
     object.attr("code") = error.code();
     raise(object);
+  } catch (const FileError& error) {
+    const auto make = nb::module_::import_("penstock._errors").attr("file_error");
+    raise(make(error.what(), error.code(), std::filesystem::path(error.file())));
   } catch (const InvalidArgument& error) {
     raise(make_error("InvalidArgument", error));
   } catch (const Unsupported& error) {

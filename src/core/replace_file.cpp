@@ -1,15 +1,19 @@
 #include <penstock/core/error.hpp>
+#include <penstock/core/file_error.hpp>
 #include <penstock/core/replace_file.hpp>
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace penstock {
@@ -21,20 +25,47 @@ namespace fs = std::filesystem;
 // Between two looks at `stop`.
 constexpr std::size_t kWrittenAtOnce = std::size_t{8} << 20;
 
+[[noreturn]] void refuse(const fs::path& place, std::string_view what, int code) {
+  throw FileError(fmt::format("{} cannot be written: {} ({}).", place.string(), what, std::strerror(code)),
+                  place.string(), code);
+}
+
+/// A name in the folder of `place` that no other file has: the number of this process could be that of an
+/// earlier one, which was killed and left its file.
+std::string new_name(const fs::path& place) {
+  std::uint64_t number = 0;
+  while (::getrandom(&number, sizeof number, 0) != sizeof number) {
+  }
+  return (place.parent_path() / fmt::format("penstock-{:016x}.tmp", number)).string();
+}
+
 /// A new file that is removed unless it was renamed to its place.
 class NewFile {
  public:
-  NewFile(const fs::path& place, const std::atomic<bool>* stop) : place_(place), stop_(stop) {
-    static std::atomic<unsigned> count{0};
-    path_ = fmt::format("{}.{}.{}.tmp", place.string(), ::getpid(), count.fetch_add(1));
-    descriptor_ = ::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
-    if (descriptor_ < 0) fail("creating a file beside it");
+  /// `is_nameless`: the system drops the file with the process, however it ends, until `take_name`. Not open
+  /// if the file system cannot do that.
+  NewFile(const fs::path& place, bool is_nameless, const std::atomic<bool>* stop)
+      : place_(place), stop_(stop) {
+    if (is_nameless) {
+      const std::string folder = place.parent_path().string();
+      descriptor_ = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+      return;
+    }
+    do {
+      path_ = new_name(place);
+      descriptor_ = ::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+    } while (descriptor_ < 0 && errno == EEXIST);
+    if (descriptor_ < 0) fail("creating a file beside it failed");
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile() {
     if (descriptor_ >= 0) ::close(descriptor_);
     if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  /// True if it can be written, and get a name later: that goes by way of /proc.
+  [[nodiscard]] bool is_open() const {
+    return descriptor_ >= 0 && (!path_.empty() || ::access(link().c_str(), F_OK) == 0);
   }
 
   /// A disk that is too full says so before anything is written.
@@ -43,7 +74,7 @@ class NewFile {
     while (::fallocate(descriptor_, 0, 0, static_cast<off_t>(bytes)) != 0) {
       check_stop();
       if (errno == EINTR) continue;
-      if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) fail("writing");
+      if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) fail("writing failed");
       return;  // this file system does not reserve
     }
   }
@@ -53,18 +84,28 @@ class NewFile {
       check_stop();
       const ssize_t written = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kWrittenAtOnce));
       if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) fail("writing");
+      if (written <= 0) fail("writing failed");
       bytes = bytes.subspan(static_cast<std::size_t>(written));
     }
-    if (::fsync(descriptor_) != 0) fail("writing to the disk");
+    flush();
+  }
+
+  /// False if the file system gives a file without a name none.
+  [[nodiscard]] bool take_name() {
+    if (!path_.empty()) return true;
+    const std::string name = new_name(place_);
+    if (::linkat(AT_FDCWD, link().c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) != 0) return false;
+    path_ = name;
+    flush();
+    return true;
   }
 
   void move_into_place() {
     struct stat before{};
     if (::stat(place_.c_str(), &before) == 0) ::fchmod(descriptor_, before.st_mode & 07777);
-    if (::close(std::exchange(descriptor_, -1)) != 0) fail("writing to the disk");
+    if (::close(std::exchange(descriptor_, -1)) != 0) fail("writing to the disk failed");
     check_stop();
-    if (::rename(path_.c_str(), place_.c_str()) != 0) fail("renaming");
+    if (::rename(path_.c_str(), place_.c_str()) != 0) fail("renaming failed");
     path_.clear();
   }
 
@@ -74,10 +115,11 @@ class NewFile {
       throw Closed(fmt::format("writing {} was stopped", place_.string()));
     }
   }
-  [[noreturn]] void fail(const char* what) const {
-    throw Error(
-        fmt::format("{} cannot be written: {} failed ({}).", place_.string(), what, std::strerror(errno)));
+  void flush() const {
+    if (::fsync(descriptor_) != 0) fail("writing to the disk failed");
   }
+  [[nodiscard]] std::string link() const { return fmt::format("/proc/self/fd/{}", descriptor_); }
+  [[noreturn]] void fail(std::string_view what) const { refuse(place_, what, errno); }
 
   const fs::path& place_;
   const std::atomic<bool>* stop_;
@@ -93,22 +135,38 @@ void write_folder_to_disk(const fs::path& folder) {
   ::close(descriptor);
 }
 
+bool write_new(const fs::path& place, bool is_nameless, std::span<const std::byte> content,
+               const std::atomic<bool>* stop) {
+  NewFile written(place, is_nameless, stop);
+  if (!written.is_open()) return false;
+  written.reserve(content.size());
+  written.write(content);
+  if (!written.take_name()) return false;
+  written.move_into_place();
+  return true;
+}
+
+/// Where `file` leads, if it is a link: the target may not be there yet.
+fs::path place_of(const fs::path& file) {
+  std::error_code error;
+  const auto status = fs::status(file, error);
+  if (!fs::status_known(status)) refuse(file, "looking for it failed", error.value());
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw FileError(fmt::format("{} cannot be written: that is not a regular file.", file.string()),
+                    file.string(), fs::is_directory(status) ? EISDIR : EINVAL);
+  }
+  fs::path place = fs::absolute(file);
+  while (fs::is_symlink(fs::symlink_status(place, error))) {
+    place = place.parent_path() / fs::read_symlink(place);
+  }
+  return place;
+}
+
 }  // namespace
 
 void replace_file(const fs::path& file, std::span<const std::byte> content, const std::atomic<bool>* stop) {
-  std::error_code error;
-  const auto status = fs::status(file, error);
-  if (fs::exists(status) && !fs::is_regular_file(status)) {
-    throw Error(fmt::format("{} cannot be written: that is not a regular file.", file.string()));
-  }
-  const fs::path place = fs::exists(status) ? fs::canonical(file, error) : fs::absolute(file, error);
-  if (error) {
-    throw Error(fmt::format("{} cannot be written: {}.", file.string(), error.message()));
-  }
-  NewFile written(place, stop);
-  written.reserve(content.size());
-  written.write(content);
-  written.move_into_place();
+  const fs::path place = place_of(file);
+  if (!write_new(place, true, content, stop)) write_new(place, false, content, stop);
   write_folder_to_disk(place.parent_path());
 }
 

@@ -1,6 +1,7 @@
 #include "data/file.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/file_error.hpp>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -31,12 +32,16 @@ File::File(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a pipe by mistake must not wait for its writer.
   state->descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (state->descriptor < 0) {
-    throw Error(fmt::format("{} cannot be opened: {}.", state->name, system_message(errno)));
+    const int code = errno;
+    throw FileError(fmt::format("{} cannot be opened: {}.", state->name, system_message(code)), state->name,
+                    code);
   }
   struct stat status{};
   if (::fstat(state->descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw Error(fmt::format("{} is not a regular file. Copy it to one: penstock reads samples in any order.",
-                            state->name));
+    throw FileError(
+        fmt::format("{} is not a regular file. Copy it to one: penstock reads samples in any order.",
+                    state->name),
+        state->name, S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
   }
   state->size = static_cast<std::uint64_t>(status.st_size);
   state_ = std::move(state);
@@ -56,8 +61,10 @@ std::size_t File::read(std::uint64_t offset, std::span<std::byte> destination) c
     if (got == 0) break;
     if (got < 0) {
       if (errno == EINTR) continue;
-      throw Error(fmt::format("{}: reading {} bytes at byte {} failed: {}.", name(),
-                              destination.size() - done, offset + done, system_message(errno)));
+      const int code = errno;
+      throw FileError(fmt::format("{}: reading {} bytes at byte {} failed: {}.", name(),
+                                  destination.size() - done, offset + done, system_message(code)),
+                      name(), code);
     }
     done += static_cast<std::size_t>(got);
   }

@@ -1,14 +1,19 @@
+#include "support/fork.hpp"
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/file_error.hpp>
 #include <penstock/core/replace_file.hpp>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -63,7 +68,57 @@ TEST_F(ReplaceFile, KeepsPermissionsAndLinks) {
   EXPECT_EQ(fs::status(file_).permissions(), fs::perms{0640});
   fs::create_symlink(folder_ / "nowhere", folder_ / "dangling");
   write(folder_ / "dangling", "new");
-  EXPECT_EQ(read(folder_ / "dangling"), "new");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "dangling"));
+  EXPECT_EQ(read(folder_ / "nowhere"), "new");
+  fs::create_directory(folder_ / "sub");
+  fs::create_symlink("../later", folder_ / "sub" / "second");
+  fs::create_symlink("sub/second", folder_ / "first");
+  write(folder_ / "first", "chain");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "sub" / "second"));
+  EXPECT_EQ(read(folder_ / "later"), "chain");
+}
+
+TEST_F(ReplaceFile, TakesTheLongestName) {
+  const fs::path file = folder_ / std::string(255, 'n');
+  write(file, "text");
+  EXPECT_EQ(read(file), "text");
+  EXPECT_EQ(files(), 1);
+  try {
+    write(folder_ / std::string(256, 'n'), "text");
+    ADD_FAILURE() << "no name has 256 bytes";
+  } catch (const FileError& error) {
+    EXPECT_EQ(error.code(), ENAMETOOLONG);
+  }
+}
+
+TEST_F(ReplaceFile, RefusesALinkThatLeadsToItself) {
+  fs::create_symlink("itself", folder_ / "itself");
+  try {
+    write(folder_ / "itself", "text");
+    ADD_FAILURE() << "there is no such place";
+  } catch (const FileError& error) {
+    EXPECT_EQ(error.code(), ELOOP);
+  }
+}
+
+TEST_F(ReplaceFile, LeavesNothingIfTheProcessIsKilled) {
+  write(file_, "old");
+  const int nameless = ::open(folder_.c_str(), O_TMPFILE | O_WRONLY, 0600);
+  const int left = nameless < 0 ? 1 : 0;  // a file system that cannot do that keeps a .tmp
+  ::close(nameless);
+  testing::Child child([&] {
+    const rlimit none{.rlim_cur = 0, .rlim_max = 0};
+    const rlimit little{.rlim_cur = 100, .rlim_max = 100};
+    ::setrlimit(RLIMIT_CORE, &none);
+    ::setrlimit(RLIMIT_FSIZE, &little);
+    write(file_, std::string(1000, 'x'));
+    return true;
+  });
+  EXPECT_FALSE(child.end());
+  EXPECT_EQ(read(file_), "old");
+  EXPECT_EQ(files(), 1 + left);
+  write(file_, "new");
+  EXPECT_EQ(read(file_), "new");
 }
 
 TEST_F(ReplaceFile, TakesNamesOfTheWorkingFolder) {
@@ -94,8 +149,10 @@ TEST_F(ReplaceFile, NamesTheFileAndTheReason) {
   try {
     write(folder_ / "none" / "weights", "text");
     ADD_FAILURE() << "there is no such folder";
-  } catch (const Error& error) {
+  } catch (const FileError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("none/weights"), HasSubstr("No such file or directory")));
+    EXPECT_EQ(error.code(), ENOENT);
+    EXPECT_EQ(error.file(), (folder_ / "none" / "weights").string());
   }
 }
 
