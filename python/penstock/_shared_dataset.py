@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,6 +13,7 @@ from . import _core, _others
 from ._checks import whole
 from ._columns import fields_of
 from ._errors import InvalidArgument
+from ._progress import Progress
 
 Path = str | os.PathLike
 
@@ -31,16 +32,17 @@ class SharedDataset:
     Every process of the host makes its SharedDatasets in the same order. `name`: a name for this one, if their order
     differs. `processes`: how many processes of this host share it. By default torchrun says so, or Open MPI. `job`: a
     text that only this job's processes have. By default it follows from what torchrun sets: the master's address and
-    port, the run's ID and the number of restarts. Those of one user meet; other users are refused.
+    port, the run's ID and the number of restarts. Those of one user in one container meet; others are refused.
 
-    Blocks until the samples are in memory. Ctrl-C is heard meanwhile, except by `make`. While arrays are copied they
-    take memory twice, then once: host memory is freed with the last process, also if all are killed. Files take it
-    once. On a host of several NUMA nodes the pages lie on all nodes in turn.
+    Blocks until the samples are in memory. Ctrl-C is heard meanwhile, except by `make`. If it takes seconds, a line on
+    the terminal, or in the notebook, says what it does. While arrays are copied they take memory twice, then once: host
+    memory is freed with the last process, also if all are killed. Files take it once. On a host of several NUMA nodes
+    the pages lie on all nodes in turn.
 
     Raises what `make` raises. If it fails, or its process ends, those that wait raise Error, which names the process;
-    one that comes later makes the data itself. Raises
-    InvalidArgument for data that a Loader does not take, and if the number of processes or the job is not known;
-    OutOfMemory if the host has less memory than the data.
+    one that comes later makes the data itself. Raises InvalidArgument for data that a Loader does not take, for a class
+    of tuples that a process has not imported, and if the number of processes or the job is not known; Unsupported if a
+    process of another container has this job's name; OutOfMemory if the host has less memory than the data.
     """
 
     def __init__(
@@ -56,12 +58,23 @@ class SharedDataset:
         if job is None:
             job = _job() if processes > 1 else ""
         turn = next(_turns.setdefault(str(name), itertools.count()))
-        self._fields = fields = _core.share_dataset(f"{job} {name} {turn}", processes, give)
-        skeleton, tensors = pickle.loads(fields.note)
-        if skeleton is None:
-            skeleton = {name: i for i, name in enumerate(fields.names)}
-            tensors = [i for i, dtype in enumerate(fields.dtypes) if dtype == "bfloat16"]  # which NumPy lacks
-        self.data = _filled(skeleton, [_array(fields, i, i in tensors) for i in range(len(fields.names))])
+        doing = "waits for the process that makes the data"
+
+        def make_here() -> tuple[bytes, list, list]:
+            nonlocal doing
+            doing = "makes the data"
+            given = give()
+            doing = "brings the data to shared memory"
+            return given
+
+        with Progress(lambda seconds: f"SharedDataset '{name}': {doing}, {seconds:.0f} s"):
+            self._fields = fields = _core.share_dataset(f"{job} {name} {turn}", processes, make_here)
+        # What another process says is data, and never code.
+        note = json.loads(fields.note)
+        if note is None:  # files; NumPy lacks bfloat16
+            tensors = [i for i, dtype in enumerate(fields.dtypes) if dtype == "bfloat16"]
+            note = {"keys": fields.names, "type": None, "tensors": tensors}
+        self.data = _built(note, [_array(fields, i, i in note["tensors"]) for i in range(len(fields.names))])
         """The arrays, as `make` returned them. They lie in the shared memory: do not write to them."""
 
     @property
@@ -108,18 +121,22 @@ def _given(data: Any) -> tuple[bytes, list, list]:
     fields = fields_of(data)
     torch = sys.modules.get("torch")
     tensors = [i for i, array in enumerate(fields.arrays) if torch is not None and isinstance(array, torch.Tensor)]
+    note = {"keys": None, "type": None, "tensors": tensors}
     skeleton = fields.build(list(range(len(fields.arrays))))
-    try:
-        note = pickle.dumps((skeleton, tensors))
-    except Exception as error:
-        raise InvalidArgument(
-            f"The other processes cannot be told how this data is built ({error}): return a dict of arrays."
-        ) from error
-    return note, list(zip(fields.names, fields.arrays, strict=True)), []
+    if isinstance(skeleton, Mapping):
+        note["keys"] = list(skeleton)
+    elif not isinstance(skeleton, int):
+        note["type"] = [type(skeleton).__module__, type(skeleton).__qualname__]
+    for key in note["keys"] or []:
+        if type(key) not in (str, int):
+            raise InvalidArgument(f"The keys of a SharedDataset's dict are texts or whole numbers, not {key!r}.")
+    if note["type"] is not None:
+        _sequence(*note["type"])
+    return json.dumps(note).encode(), list(zip(fields.names, fields.arrays, strict=True)), []
 
 
 def _given_files(paths: list[str]) -> tuple[bytes, list, list]:
-    return pickle.dumps((None, None)), [], paths
+    return json.dumps(None).encode(), [], paths
 
 
 def _array(fields: _core.SharedFields, number: int, is_tensor: bool) -> Any:
@@ -134,14 +151,25 @@ def _array(fields: _core.SharedFields, number: int, is_tensor: bool) -> Any:
     return array
 
 
-def _filled(skeleton: Any, arrays: list[Any]) -> Any:
-    """The structure, with arrays in place of their numbers."""
-    if isinstance(skeleton, int):
-        return arrays[skeleton]
-    if isinstance(skeleton, Mapping):
-        return {key: arrays[number] for key, number in skeleton.items()}
-    chosen = [arrays[number] for number in skeleton]
-    return type(skeleton)(*chosen) if hasattr(skeleton, "_fields") else type(skeleton)(chosen)
+def _built(note: dict[str, Any], arrays: list[Any]) -> Any:
+    """The arrays in the structure that `make` returned."""
+    if note["keys"] is not None:
+        return dict(zip(note["keys"], arrays, strict=True))
+    if note["type"] is None:
+        return arrays[0]
+    kind = _sequence(*note["type"])
+    return kind(*arrays) if hasattr(kind, "_fields") else kind(arrays)
+
+
+def _sequence(module: str, name: str) -> type:
+    """A list, a tuple, or a class of these that this process has imported."""
+    kind = getattr(sys.modules.get(module), "__dict__", {}).get(name)
+    if isinstance(kind, type) and issubclass(kind, (list, tuple)):
+        return kind
+    raise InvalidArgument(
+        f"The shared data is a {name}, which a process does not find in the modules that it has imported: import "
+        f"{module} in all of them, or return a dict of arrays."
+    )
 
 
 def _local_processes() -> int:

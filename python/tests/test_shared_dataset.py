@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import _shared_dataset
 from ranks import PATIENCE_S, answers, start
 
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "5"))
@@ -269,6 +270,8 @@ def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
     with pytest.raises(penstock.InvalidArgument, match="dict of arrays"):
         local = collections.namedtuple("Local", "a")
         penstock.SharedDataset(lambda: local(np.arange(3)))
+    with pytest.raises(penstock.InvalidArgument, match=r"texts or whole numbers, not \('a', 1\)"):
+        penstock.SharedDataset(lambda: {("a", 1): np.arange(3)})
     with pytest.raises(penstock.InvalidArgument, match="plain arrays"):
         penstock.SharedDataset(lambda: penstock.SharedDataset(lambda: np.arange(3)))
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -277,6 +280,21 @@ def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
     with pytest.raises(penstock.InvalidArgument, match="'many'"):
         penstock.SharedDataset(lambda: np.arange(3))
+
+
+def test_what_another_process_says_runs_no_code(tmp_path, monkeypatch):
+    ran = tmp_path / "ran"
+
+    class Code:
+        def __reduce__(self):
+            return open, (str(ran), "w")
+
+    notes = [pickle.dumps((Code(), [])), b'{"keys": null, "type": ["subprocess", "Popen"], "tensors": []}']
+    for note in notes:
+        monkeypatch.setattr(_shared_dataset, "_given", lambda data, note=note: (note, [("x", np.arange(3))], []))
+        with pytest.raises(ValueError):
+            penstock.SharedDataset(lambda: None)
+    assert not ran.exists()
 
 
 def test_neither_it_nor_its_loader_is_pickled():

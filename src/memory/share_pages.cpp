@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -66,7 +67,7 @@ enum class Answer : std::uint64_t {
 
 /// Goes ahead of each text. Both sides run the same version, or they find that the magic number differs.
 struct Head {
-  static constexpr std::uint64_t kMagic = 0x3130'4b43'4f54'5350;
+  static constexpr std::uint64_t kMagic = 0x3230'4b43'4f54'5350;
   std::uint64_t magic = kMagic;
   Answer answer = Answer::pages;
   std::uint64_t text_bytes = 0;
@@ -104,6 +105,18 @@ ucred peer_of(const Descriptor& socket) {
   socklen_t bytes = sizeof peer;
   if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) refuse_meeting("getsockopt");
   return peer;
+}
+
+/// The PID namespace of a process; 0 if it cannot be told.
+ino_t pid_namespace(pid_t process) {
+  struct stat status{};
+  return stat(fmt::format("/proc/{}/ns/pid", process).c_str(), &status) == 0 ? status.st_ino : 0;
+}
+
+/// True for a process of this user and of this container. Containers that share the host's network have one
+/// set of abstract names: there, any of them may take a name first.
+bool is_trusted(const ucred& peer) {
+  return peer.uid == geteuid() && peer.pid != 0 && pid_namespace(peer.pid) == pid_namespace(getpid());
 }
 
 /// Sends all bytes, and a descriptor with the first of them if it is not negative. False if the peer is gone
@@ -195,7 +208,7 @@ struct Reply {
 std::optional<bool> answer_one(const Descriptor& listening, const std::string& key, const Reply& reply) {
   const Descriptor guest(accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (guest.get() < 0) return {};
-  if (peer_of(guest).uid != geteuid()) return false;
+  if (!is_trusted(peer_of(guest))) return false;
   setsockopt(guest.get(), SOL_SOCKET, SO_RCVTIMEO, &kPeerPatience, sizeof kPeerPatience);
   setsockopt(guest.get(), SOL_SOCKET, SO_SNDTIMEO, &kPeerPatience, sizeof kPeerPatience);
   try {
@@ -289,11 +302,14 @@ CommonPages make_and_serve(Descriptor listening, const ShareOptions& options, Fu
 class Maker {
  public:
   explicit Maker(const Descriptor& socket) : peer_(peer_of(socket)) {
-    if (peer_.uid != geteuid()) {
-      throw Unsupported("sharing memory between processes: another user's process has the name of this key");
-    }
     process_ = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, peer_.pid, 0)));
     is_unknown_ = process_.get() < 0 && errno != ESRCH;
+    if (!is_trusted(peer_) && !ends_within({})) {
+      throw Unsupported(
+          "sharing memory between processes: a process of another user or container has the name of this "
+          "key. Take "
+          "another key, such as a random text that only the processes of this job have.");
+    }
   }
   [[nodiscard]] pid_t pid() const noexcept { return peer_.pid; }
   /// Can be read once the process has ended; -1 if it is not known.

@@ -8,6 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -113,7 +115,7 @@ class Stranger {
   }
   /// As a process says it that wants the pages of `key`.
   void asks(const std::string& key, std::uint64_t key_bytes,
-            std::uint64_t magic = 0x3130'4b43'4f54'5350) const {
+            std::uint64_t magic = 0x3230'4b43'4f54'5350) const {
     const std::array<std::uint64_t, 3> head{magic, 0, key_bytes};
     says(std::string(reinterpret_cast<const char*>(head.data()), sizeof head) + key);
   }
@@ -431,6 +433,46 @@ TEST(SharePagesTest, NothingIsTakenFromOtherUsers) {
     const Stranger stranger(options.key);
     if (!become_another_user() || !stranger.listens()) return false;
     for (;;) pause();
+  });
+  while (!is_in_use(options.key)) std::this_thread::yield();
+  EXPECT_THROW(static_cast<void>(share_pages(options, &never)), Unsupported);
+}
+
+/// Runs `body` in a process of another PID namespace, as another container on the host's network is. False if
+/// it cannot be made.
+bool succeeds_in_another_container(auto&& body) {
+  if (unshare(CLONE_NEWPID) != 0) return false;
+  return succeeds_in_child([&] { return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && body(); });
+}
+
+bool can_make_containers() {
+  return succeeds_in_child([] { return succeeds_in_another_container([] { return true; }); });
+}
+
+TEST(SharePagesTest, OtherContainersGetNothing) {
+  if (!can_make_containers()) GTEST_SKIP() << "PID namespaces are not allowed";
+  const ShareOptions options{.key = key_of("containers"), .processes = 2};
+  const CommonPages made = share_pages(options, [] { return pages_of(kBytes, 4); });
+  EXPECT_TRUE(succeeds_in_child([&] {
+    const Stranger stranger(options.key);
+    return succeeds_in_another_container([&] {
+      if (!stranger.comes()) return false;
+      stranger.asks(options.key, options.key.size());
+      return stranger.hears_nothing();
+    });
+  }));
+  EXPECT_TRUE(hold(share_pages(options, &never), 4));
+}
+
+TEST(SharePagesTest, NothingIsTakenFromOtherContainers) {
+  if (!can_make_containers()) GTEST_SKIP() << "PID namespaces are not allowed";
+  const ShareOptions options{.key = key_of("squatter"), .processes = 2};
+  const Child squatter([&] {
+    return succeeds_in_another_container([&] {
+      const auto served = share_pages(options, [] { return pages_of(kBytes, 6); });
+      for (;;) pause();
+      return true;
+    });
   });
   while (!is_in_use(options.key)) std::this_thread::yield();
   EXPECT_THROW(static_cast<void>(share_pages(options, &never)), Unsupported);

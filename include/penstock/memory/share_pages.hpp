@@ -38,9 +38,10 @@ struct CommonPages : MadePages {
 
 /// The first process that comes makes the pages. The others wait, and map the same ones. Blocks the host.
 /// They meet at an abstract socket: no file is left behind, also if all are killed. Only processes of the
-/// same user are let in. Throws what `make` throws, and Error in the processes that wait by then, if the
-/// process that makes the pages fails or ends; one that comes later makes them itself. Throws InvalidArgument
-/// for no processes, an empty key or one above 64 KiB, Unsupported if the system refuses.
+/// same user and PID namespace are let in and believed. Throws what `make` throws, and Error in the processes
+/// that wait by then, if the process that makes the pages fails or ends; one that comes later makes them
+/// itself. Throws InvalidArgument for no processes, an empty key or one above 64 KiB, Unsupported if the
+/// system refuses.
 [[nodiscard]] CommonPages share_pages(const ShareOptions& options, FunctionRef<MadePages()> make);
 
 }  // namespace penstock
