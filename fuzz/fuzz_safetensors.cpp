@@ -18,11 +18,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     std::uint64_t first = size;
     std::uint64_t bytes = 0;
-    for (const auto& tensor : penstock::read_safetensors_header(read, size, "fuzz.safetensors")) {
-      if (penstock::parse_safetensors_type(tensor.type) &&
-          penstock::element_count(tensor.shape) * penstock::dtype_bytes(tensor.dtype) != tensor.bytes) {
-        std::abort();
-      }
+    const penstock::SafetensorsHeader header =
+        penstock::read_safetensors_header(read, size, "fuzz.safetensors");
+    for (const auto& tensor : header.tensors) {
+      const auto type = penstock::parse_safetensors_type(tensor.type);
+      if (type && penstock::element_count(tensor.shape) * type->bits != tensor.bytes * 8) std::abort();
       if (tensor.offset > size || tensor.bytes > size - tensor.offset) std::abort();
       first = std::min(first, tensor.offset);
       bytes += tensor.bytes;

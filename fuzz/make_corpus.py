@@ -193,7 +193,11 @@ SAFETENSORS = {
     "ok-padded": safetensors(text='{"x":{"dtype":"BF16","shape":[5,1],"data_offsets":[0,10]}}     ', data=10),
     "ok-bool": safetensors({"x": ("BOOL", [7], [0, 7])}, data=7),
     "ok-any-order": safetensors({"a": ("F64", [1], [2, 10]), "b": ("U16", [1], [0, 2])}, data=10),
+    "ok-other-keys": safetensors(text='{"x": {"dtype": "U8", "made": {"by": ["hand", 1.5e3, null, {}]}, "shape": [3], '
+                                      '"data_offsets": [0, 3], "made": true}}', data=3),
+    "ok-no-metadata": safetensors(text='{"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, "__metadata__": null}', data=3),
     "bad-empty": b"",
+    "bad-git-lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 30\n",
     "bad-seven-bytes": b"\2\0\0\0\0\0\0",
     "bad-no-header": safetensors(text="", data=0),
     "bad-length-past-end": safetensors(BOTH, length=10000),
@@ -203,6 +207,17 @@ SAFETENSORS = {
     "bad-not-utf-8": safetensors(text=b'{"\xff\xfe": 7}'),
     "bad-list": safetensors(text="[]", data=0),
     "bad-no-tensors": safetensors(text="{}", data=0),
+    "bad-byte-order-mark": safetensors(text='\ufeff{"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}', data=3),
+    "bad-trailing-zeros": safetensors(text='{"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}\0\0', data=3),
+    "bad-trailing-text": safetensors(text='{"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}} 7', data=3),
+    "bad-entry-list": safetensors(text='{"x": ["U8", [3], [0, 3]]}', data=3),
+    "bad-list-in-shape": safetensors({"x": ("U8", [[3]], [0, 3])}, data=3),
+    "bad-metadata-list": safetensors(text='{"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, "__metadata__": []}', data=3),
+    "bad-metadata-number": safetensors(text='{"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, "__metadata__": {"a": 1}}', data=3),
+    "bad-metadata-twice": safetensors(text='{"__metadata__": {}, "x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, '
+                                           '"__metadata__": {}}', data=3),
+    "bad-text-twice": safetensors(text='{"__metadata__": {"a": "1", "a": "2"}, "x": {"dtype": "U8", "shape": [3], '
+                                       '"data_offsets": [0, 3]}}', data=3),
     "bad-twice": safetensors(text='{"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, '
                                   '"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}', data=3),
     "bad-key-twice": safetensors(text='{"x": {"dtype": "U8", "dtype": "I8", "shape": [3], "data_offsets": [0, 3]}}', data=3),

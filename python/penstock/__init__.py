@@ -22,7 +22,7 @@ from ._shared_dataset import SharedDataset
 from ._statistics import FeedStatistics, LoaderStatistics
 from ._transfers import to_device, to_host
 from ._verdict import LoaderVerdict
-from ._weights import load_safetensors
+from ._weights import SafetensorsInfo, TensorInfo, load_safetensors, safetensors_info
 from ._worker_feed import worker_memory_limit
 from ._worth import Worth, worth
 
@@ -42,8 +42,10 @@ __all__ = [
     "OutOfMemory",
     "PendingSave",
     "ProcessGroup",
+    "SafetensorsInfo",
     "Sampler",
     "SharedDataset",
+    "TensorInfo",
     "Unsupported",
     "Worth",
     "__version__",
@@ -54,6 +56,7 @@ __all__ = [
     "missing_devices",
     "move_",
     "register_batch_type",
+    "safetensors_info",
     "save_safetensors",
     "to_device",
     "to_host",

@@ -13,6 +13,7 @@ from . import _core
 from ._engines import engine_for, host_engines
 from ._errors import Closed, InvalidArgument, Unsupported
 from ._transfers import engine_of_gpu, to_host
+from ._weight_types import file_shape, file_type
 from ._weights import HEARS_SIGNALS_S
 
 _saving = threading.Lock()  # held while tensors are copied
@@ -130,7 +131,7 @@ def save_safetensors(
     """
     global _kept, _last
     path = _path(file)
-    names, arrays, types = _plain_arrays(tensors)
+    names, arrays, opaque = _plain_arrays(tensors)
     texts = _texts(metadata)
     pending = None
     try:
@@ -138,7 +139,7 @@ def save_safetensors(
             if _last is not None:
                 _last._end()
             hosts = [engine_for("host"), *host_engines()]
-            save = _core.copy_weights(names, arrays, types, texts, hosts, engine_of_gpu, _kept)
+            save = _core.copy_weights(names, arrays, opaque, texts, hosts, engine_of_gpu, _kept)
             _kept = None
             pending = _last = PendingSave(save, path, report=not wait)
             pending._begin()
@@ -188,13 +189,16 @@ def _utf8(text: str, what: str) -> str:
     return text
 
 
-def _plain_arrays(tensors: Mapping[str, Any]) -> tuple[list[str], list[Any], dict[str, str]]:
-    """The names, the arrays without gaps, and the types in the file of those that hold the bytes of another type."""
+Opaque = tuple[str, list[int]]
+
+
+def _plain_arrays(tensors: Mapping[str, Any]) -> tuple[list[str], list[Any], dict[str, Opaque]]:
+    """The names, the arrays without gaps, and type and shape in the file of those that are bytes of another type."""
     if not isinstance(tensors, Mapping):
         raise InvalidArgument(
             f"tensors is a dict from name to tensor, such as a module's state_dict(), not a {type(tensors).__name__}."
         )
-    names, arrays, types = [], [], {}
+    names, arrays, all_opaque = [], [], {}
     for name, value in tensors.items():
         if not isinstance(name, str):
             raise InvalidArgument(f"a tensor's name is a text, not {name!r}.")
@@ -202,15 +206,11 @@ def _plain_arrays(tensors: Mapping[str, Any]) -> tuple[list[str], list[Any], dic
         array, opaque = _plain(name, value)
         arrays.append(array)
         if opaque is not None:
-            types[name] = opaque
-    return names, arrays, types
+            all_opaque[name] = opaque
+    return names, arrays, all_opaque
 
 
-# What neither NumPy nor DLPack has; written as bytes.
-_OPAQUE = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}
-
-
-def _plain(name: str, value: Any) -> tuple[Any, str | None]:
+def _plain(name: str, value: Any) -> tuple[Any, Opaque | None]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _plain_tensor(name, value, torch)
@@ -223,29 +223,59 @@ def _plain(name: str, value: Any) -> tuple[Any, str | None]:
         )
     np = sys.modules.get("numpy")
     if np is None or not isinstance(value, np.ndarray):
-        array = to_host(value) if hasattr(value, "__dlpack__") else value
-        if np is None or not isinstance(array, np.ndarray):
+        array = _to_numpy(value)
+        if array is None:
             raise InvalidArgument(f"tensor '{name}' is a {type(value).__name__}, not an array.")
+        import numpy as np
+
         value = array
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidArgument(f"tensor '{name}' is a masked array: pass its `.data`, or `.filled()`.")
     array = np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
-    opaque = _OPAQUE.get(array.dtype.name)
-    if array.dtype.name == "bfloat16":
-        return array.view(np.uint16), "BF16"
-    if array.dtype.kind not in "biuf" and opaque is None:
+    type_name = "BF16" if array.dtype.name == "bfloat16" else file_type(array.dtype)
+    if type_name is not None:
+        return array.reshape(-1).view(np.uint8), (type_name, list(array.shape))
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise Unsupported(f"tensor '{name}': a .safetensors file has no {array.dtype}. Convert it first.")
-    return (array.view(np.uint8), opaque) if opaque else (array, None)
+    return array, None
 
 
-def _plain_tensor(name: str, tensor: Any, torch: Any) -> tuple[Any, str | None]:
+def _to_numpy(value: Any) -> Any:
+    """The NumPy array of another library's array; None if it is none."""
+    if not hasattr(value, "__dlpack__"):
+        return None
+    if hasattr(value, "__array__") and int(value.__dlpack_device__()[0]) == 1:
+        import numpy as np
+
+        return np.asarray(value)  # its DLPack has no bfloat16 or 8-bit floats
+    return to_host(value)
+
+
+def _plain_tensor(name: str, tensor: Any, torch: Any) -> tuple[Any, Opaque | None]:
     if tensor.device.type == "meta":
         raise InvalidArgument(f"tensor '{name}' is on the device 'meta', and has no bytes.")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
-        raise Unsupported(
-            f"tensor '{name}' is sparse, quantised or of a type of its own ({type(tensor).__name__}): save plain "
-            "tensors, such as the `full_tensor()` of a distributed one."
-        )
+    why = _why_not_plain(tensor, torch)
+    if why is not None:
+        raise Unsupported(f"tensor '{name}' {why}.")
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    opaque = _OPAQUE.get(str(plain.dtype).removeprefix("torch."))
-    return (plain.view(torch.uint8), opaque) if opaque else (plain, None)
+    type_name = file_type(plain.dtype)
+    if type_name is None:
+        return plain, None
+    return plain.reshape(-1).view(torch.uint8), (type_name, file_shape(type_name, tuple(plain.shape)))
+
+
+def _why_not_plain(tensor: Any, torch: Any) -> str | None:
+    if tensor.is_nested:
+        return "is a nested tensor: save its `values()` and `offsets()`, or a padded one"
+    if tensor.layout != torch.strided:
+        return f"is sparse ({tensor.layout}): save its `to_dense()`, or its indices and values"
+    if tensor.is_quantized:
+        return "is quantised: save its `int_repr()` and its scale, or its `dequantize()`"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return (
+            f"is of a type of its own ({type(tensor).__name__}): save plain tensors, such as the `full_tensor()` of a "
+            "distributed one"
+        )
+    if tensor.is_complex() and tensor.dtype != torch.complex64:
+        return f"is {str(tensor.dtype).removeprefix('torch.')}, and a .safetensors file has only complex64: convert it"
+    return None

@@ -1,18 +1,20 @@
-"""load_safetensors."""
+"""load_safetensors and safetensors_info."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from . import _core
 from ._checks import numpy_for
 from ._engines import engine_for, engines_of, group_for, refuse_other_receivers, relays_of
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument
 from ._process_group import ProcessGroup
+from ._progress import Progress
+from ._weight_types import view_of
 
 Path = str | os.PathLike
 
@@ -23,23 +25,26 @@ HEARS_SIGNALS_S = 0.2
 def load_safetensors(
     files: Path | Iterable[Path],
     device: Any = "auto",
-    names: Iterable[str] | None = None,
+    names: Iterable[str] | Mapping[str, slice | None] | None = None,
     *,
     group: Any = None,
     relay: Any = None,
 ) -> Any:
     """Load the tensors of .safetensors files to a device.
 
-    `files` is a path, or several: the shards of one model. Each byte is read once. On a GPU it is read straight into
-    pinned memory, and earlier bytes cross the link meanwhile. On "host" it is read into the memory of the results.
+    `files` is a path, or several: the shards of one model. An index (`model.safetensors.index.json`) stands for its
+    shards, and a folder for its index, or else for all .safetensors files in it. Each byte is read once. On a GPU it is
+    read straight into pinned memory, and earlier bytes cross the link meanwhile. On "host" it is read into the memory
+    of the results.
 
     Returns a dict from name to tensor, in the order of the files. Each tensor has its shape and dtype: PyTorch tensors
     if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a GPU. They are ordinary tensors,
     may be kept and written to, and begin at multiples of 512 bytes. The tensors of one file share one block of memory:
     it is freed with the last of them, so a single tensor that is kept keeps the whole block. Clone it if that matters.
-    8-bit floats need a PyTorch that has them.
+    Without PyTorch, bfloat16 and 8-bit floats need `ml_dtypes`; a GPU then takes no 8-bit floats and complex numbers.
 
-    `names`: load only these tensors, in any order. Nothing else is read, nor gets memory.
+    `names`: load only these tensors, in any order. Nothing else is read, nor gets memory. A dict gives a slice of the
+    first axis of each, or None for the whole tensor: `names={"embed.weight": slice(0, 4096)}` reads 4096 rows.
 
     `group`, `relay`: as in `to_device`. With `group`, a list of devices, each receives all tensors, and the result is a
     list of dicts, one for each device. Each byte is read once. With `relay`, a list of other devices or "auto", their
@@ -47,15 +52,17 @@ def load_safetensors(
     shapes together. Each reads a part of the bytes, and copies the parts of the others.
 
     `device`: as in `to_device`. The memory is used only once the work that is queued on PyTorch's current stream is
-    done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile.
+    done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile. If it takes seconds, a line on
+    the terminal, or in the notebook, says how far it is.
 
     Raises InvalidArgument for an unknown device, or for a name that no file holds, with similar names. Raises Error for
-    a file that cannot be read, is not sound or is cut short meanwhile, with the file, the tensor and the offset. Raises
-    Error, too, if two files hold a tensor of the same name, and for a type that penstock does not move. Raises
+    a file that is not sound or is cut short meanwhile, with the file, the tensor and the offset; for a file that the
+    system does not open or read it is Python's own error, too, such as FileNotFoundError. Raises
+    Error, too, if two files hold a tensor of the same name, and for a type that penstock does not know. Raises
     Unsupported for a dtype that the library of the tensors lacks; OutOfMemory, DeviceError.
     """
     paths = _paths(files)
-    wanted = None if names is None else _names(names)
+    wanted, rows = (None, {}) if names is None else _names(names)
     shared, place = None, None
     if isinstance(group, ProcessGroup):
         group.refuse(False, relay)
@@ -73,28 +80,79 @@ def load_safetensors(
     if torch is None and not engines[0].is_cuda:
         numpy_for("Loading to the host without PyTorch")
     try:
-        load = _core.WeightLoad(engines, shared, place, paths, wanted)
-        opaque = {name: _view_type(torch, type_name, name) for name, type_name in load.opaque_types()}
+        load = _core.WeightLoad(engines, shared, place, paths, wanted, rows)
+        views = {tensor.name: view_of(tensor, engines[0].is_cuda) for tensor in load.opaque()}
         load.start()
     except Exception as error:
         if place is not None:
             place.tell(error)
         raise
-    if place is None:
-        _wait(load, load.wait)
-    elif not _wait(load, load.fill_with_ranks):
-        load.send_all()
-        _wait(load, load.wait)
+    with Progress(lambda seconds: _progress_of(load, seconds)):
+        if place is None:
+            _wait(load, load.wait)
+        elif not _wait(load, load.fill_with_ranks):
+            load.send_all()
+            _wait(load, load.wait)
     loaded = load.finish()
     for tensors in loaded:
-        for name, dtype in opaque.items():
-            tensors[name] = tensors[name].view(dtype)
+        for name, view in views.items():
+            tensors[name] = view(tensors[name])
     return loaded if place is None and group is not None else loaded[0]
+
+
+def _progress_of(load: _core.WeightLoad, seconds: float) -> str:
+    read = load.bytes_read / 1e9
+    return f"load_safetensors: {read:.1f} of {load.nbytes / 1e9:.1f} GB, {read / seconds:.2f} GB/s"
+
+
+class TensorInfo(NamedTuple):
+    """A tensor of a .safetensors file, before anything of it is read."""
+
+    dtype: str
+    """As the file writes it: "F32", "BF16", "F8_E4M3"."""
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+
+
+class SafetensorsInfo(NamedTuple):
+    """What the headers of .safetensors files say."""
+
+    tensors: dict[str, TensorInfo]
+    """By name, in the order of the files."""
+    metadata: dict[str, str]
+    """The texts of all files. If several have one of a name, it is the last one's."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def __repr__(self) -> str:
+        files = {tensor.file for tensor in self.tensors.values()}
+        return f"<penstock.SafetensorsInfo: {len(self.tensors)} tensors, {self.nbytes} bytes, {len(files)} files>"
+
+
+def safetensors_info(files: Path | Iterable[Path]) -> SafetensorsInfo:
+    """The names, types and shapes of the tensors in .safetensors files, and the files' metadata.
+
+    Only headers are read. `files` is what `load_safetensors` takes. Raises as it does.
+    """
+    headers = _core.read_weight_headers(_paths(files))
+    tensors = {
+        tensor.name: TensorInfo(tensor.type, tuple(tensor.shape), tensor.nbytes, str(header.path))
+        for header in headers
+        for tensor in header.tensors
+    }
+    return SafetensorsInfo(tensors, {name: text for header in headers for name, text in header.metadata.items()})
 
 
 def _paths(files: Path | Iterable[Path]) -> list[str]:
     if isinstance(files, (str, os.PathLike)):
         files = [files]
+    if hasattr(files, "read"):
+        raise InvalidArgument("files is a path, not an open file: pass its path, such as `file.name`.")
+    if isinstance(files, bytes | bytearray | memoryview):
+        raise InvalidArgument("files is a path, not bytes: if they are a file's content, write them to a file.")
     try:
         paths = [os.fsdecode(file) for file in files]
     except TypeError:
@@ -104,23 +162,22 @@ def _paths(files: Path | Iterable[Path]) -> list[str]:
     return paths
 
 
-def _names(names: Iterable[str]) -> list[str]:
+def _names(names: Iterable[str] | Mapping[str, slice | None]) -> tuple[list[str], dict[str, _core.WeightRows]]:
     listed = None if isinstance(names, str) else list(names)
     if listed is None or not all(isinstance(name, str) for name in listed):
         raise InvalidArgument(f"names is an iterable of the tensors' names, not {names!r}.")
-    return listed
+    slices = dict(names) if isinstance(names, Mapping) else {}
+    return listed, {name: _rows(name, part) for name, part in slices.items() if part is not None}
 
 
-def _view_type(torch: Any, type_name: str, name: str) -> Any:
-    """PyTorch's dtype for a type of one byte that NumPy and DLPack do not have."""
-    known = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
-    dtype = getattr(torch, known[type_name], None)
-    if dtype is None:
-        raise Unsupported(
-            f"Tensor '{name}' is of type {type_name}: "
-            + ("import torch, which has it." if torch is None else "this PyTorch does not have it.")
+def _rows(name: str, part: Any) -> _core.WeightRows:
+    ends = (part.start, part.stop) if isinstance(part, slice) else (part,)
+    if len(ends) != 2 or part.step not in (None, 1) or not all(end is None or type(end) is int for end in ends):
+        raise InvalidArgument(
+            f"names['{name}'] is a slice of the first axis without a step, such as slice(0, 10), or None for the whole "
+            f"tensor, not {part!r}."
         )
-    return dtype
+    return _core.WeightRows(*ends)
 
 
 def _wait(load: _core.WeightLoad, step: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -13,19 +14,21 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace penstock::python {
 
 WeightLoad::WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared_ptr<Group> group,
                        std::shared_ptr<RankOfGroup> ranks, const std::vector<std::filesystem::path>& files,
-                       const std::optional<std::vector<std::string>>& names)
+                       const std::optional<std::vector<std::string>>& names,
+                       const std::map<std::string, WeightRows>& rows)
     : engines_(std::move(engines)),
       group_(std::move(group)),
       ranks_(std::move(ranks)),
       blocks_(engines_.size()) {
   for (std::size_t i = 0; i < engines_.size(); ++i) results_.emplace_back();
   const nb::gil_scoped_release unlocked;
-  files_ = open_weights(files, names);
+  files_ = open_weights(files, names, rows);
 }
 
 WeightLoad::~WeightLoad() {
@@ -34,14 +37,13 @@ WeightLoad::~WeightLoad() {
   end_transfers();
 }
 
-std::vector<std::pair<std::string, std::string>> WeightLoad::opaque_types() const {
-  std::vector<std::pair<std::string, std::string>> types;
+std::vector<WeightTensor> WeightLoad::opaque() const {
+  std::vector<WeightTensor> found;
   for (const WeightFile& file : files_) {
-    for (const WeightTensor& tensor : file.tensors()) {
-      if (tensor.is_opaque) types.emplace_back(tensor.name, tensor.type);
-    }
+    std::ranges::copy_if(file.tensors(), std::back_inserter(found),
+                         [](const WeightTensor& tensor) { return !tensor.dtype; });
   }
-  return types;
+  return found;
 }
 
 std::shared_ptr<Storage> WeightLoad::host_memory(std::size_t bytes) const {
@@ -111,10 +113,27 @@ void WeightLoad::make_tensors(std::size_t device, Torch* torch) {
     blocks_[device].push_back(block);
     // Made before anything is read: a library may refuse a type.
     for (const WeightTensor& tensor : file.tensors()) {
-      results_[device][nb::str(tensor.name.data(), tensor.name.size())] = engines_[device]->make(
-          describe(tensor.dtype, tensor.shape), block, block->data() + tensor.offset, torch != nullptr);
+      const Leaf leaf =
+          tensor.dtype ? describe(*tensor.dtype, tensor.shape) : describe(DType::uint8, {tensor.bytes});
+      results_[device][nb::str(tensor.name.data(), tensor.name.size())] =
+          engines_[device]->make(leaf, block, block->data() + tensor.offset, torch != nullptr);
     }
   }
+}
+
+std::uint64_t WeightLoad::bytes() const noexcept {
+  std::uint64_t sum = 0;
+  for (const WeightFile& file : files_) sum += file.tensor_bytes();
+  return sum;
+}
+
+std::uint64_t WeightLoad::bytes_read() const noexcept {
+  std::uint64_t sum = 0;
+  for (const WeightFile& file : files_) {
+    const WeightReads reads = file.reads();
+    sum += reads.cached + reads.direct + reads.buffered;
+  }
+  return sum;
 }
 
 Transfer WeightLoad::send(std::size_t file, const std::vector<const Stream*>& after) const {
@@ -163,14 +182,31 @@ void WeightLoad::end_transfers() noexcept {
 std::vector<nb::dict> WeightLoad::finish() { return std::move(results_); }
 
 void bind_weight_load(nb::module_& module) {
+  nb::class_<WeightTensor>(module, "WeightTensor", "A tensor of a .safetensors file.")
+      .def_ro("name", &WeightTensor::name)
+      .def_ro("type", &WeightTensor::type, "As the file writes it.")
+      .def_ro("shape", &WeightTensor::shape)
+      .def_ro("nbytes", &WeightTensor::bytes);
+  nb::class_<WeightRows>(module, "WeightRows", "A range of a tensor's first axis, as a slice.")
+      .def(nb::init<std::optional<std::int64_t>, std::optional<std::int64_t>>(), nb::arg("begin").none(),
+           nb::arg("end").none());
+  nb::class_<WeightFile>(module, "WeightFile", "The header of a .safetensors file, which stays open.")
+      .def_prop_ro("path", [](const WeightFile& self) { return std::filesystem::path(self.name()); })
+      .def_prop_ro("tensors", &WeightFile::tensors, "In the order of the file.")
+      .def_prop_ro("metadata", &WeightFile::metadata);
+  module.def("read_weight_headers", &read_weight_headers, nb::arg("files"),
+             nb::call_guard<nb::gil_scoped_release>(), "Reads no tensor.");
   nb::class_<WeightLoad>(module, "WeightLoad", "Loads .safetensors files to devices, in steps.")
-      .def(nb::init<std::vector<std::shared_ptr<Engine>>, std::shared_ptr<Group>,
-                    std::shared_ptr<RankOfGroup>, const std::vector<std::filesystem::path>&,
-                    const std::optional<std::vector<std::string>>&>(),
-           nb::arg("engines"), nb::arg("group").none(), nb::arg("ranks").none(), nb::arg("files"),
-           nb::arg("names").none())
-      .def("opaque_types", &WeightLoad::opaque_types,
-           "The tensors that will be arrays of bytes, each with its type in the file.")
+      .def(
+          nb::init<std::vector<std::shared_ptr<Engine>>, std::shared_ptr<Group>, std::shared_ptr<RankOfGroup>,
+                   const std::vector<std::filesystem::path>&, const std::optional<std::vector<std::string>>&,
+                   const std::map<std::string, WeightRows>&>(),
+          nb::arg("engines"), nb::arg("group").none(), nb::arg("ranks").none(), nb::arg("files"),
+          nb::arg("names").none() = nb::none(), nb::arg("rows") = std::map<std::string, WeightRows>())
+      .def("opaque", &WeightLoad::opaque,
+           "The tensors that will be arrays of bytes, along one axis: those of a type that has no DType.")
+      .def_prop_ro("nbytes", &WeightLoad::bytes, "Bytes of all tensors to load.")
+      .def_prop_ro("bytes_read", &WeightLoad::bytes_read, "Bytes that this process has read so far.")
       .def("start", &WeightLoad::start, "Allocates the memory, makes the tensors, and begins to read.")
       .def("fill_with_ranks", &WeightLoad::fill_with_ranks,
            "Blocks until all bytes are in their place, in all processes. False: call `send_all`.")

@@ -10,7 +10,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,13 +30,17 @@ class WeightLoad {
   /// `ranks`: other processes, each with a device, load the same. Null: none do.
   WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared_ptr<Group> group,
              std::shared_ptr<RankOfGroup> ranks, const std::vector<std::filesystem::path>& files,
-             const std::optional<std::vector<std::string>>& names);
+             const std::optional<std::vector<std::string>>& names,
+             const std::map<std::string, WeightRows>& rows);
   ~WeightLoad();
   WeightLoad(const WeightLoad&) = delete;
   WeightLoad& operator=(const WeightLoad&) = delete;
 
-  /// The tensors that will be arrays of bytes, each with its type in the file.
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> opaque_types() const;
+  /// The tensors that will be arrays of bytes, along one axis: those of a type that DType lacks.
+  [[nodiscard]] std::vector<WeightTensor> opaque() const;
+  /// Of all tensors to load; and of those, the bytes that this process has read so far. From any thread.
+  [[nodiscard]] std::uint64_t bytes() const noexcept;
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept;
   /// Allocates the memory, makes the tensors, and begins to read, unless the host alone receives, or other
   /// processes load the same. Blocks only for memory.
   void start();

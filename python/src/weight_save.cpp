@@ -12,6 +12,7 @@
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -21,6 +22,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace penstock::python {
@@ -45,13 +48,14 @@ Leaf read_leaf(const std::string& name, nb::handle array) {
   return leaf;
 }
 
-/// `types`: of the format, by name, for arrays that hold the bytes of another type.
-NewWeight describe(const std::string& name, const Leaf& leaf,
-                   const std::map<std::string, std::string>& types) {
+/// By name, for arrays that hold the bytes of another type: the format's name of the type, and the shape.
+using Opaque = std::map<std::string, std::pair<std::string, Shape>>;
+
+NewWeight describe(const std::string& name, const Leaf& leaf, const Opaque& opaque) {
   NewWeight weight{name, {}, {leaf.shape(), leaf.shape() + leaf.ndim()}};
-  const auto given = types.find(name);
-  if (given != types.end()) {
-    weight.type = given->second;
+  const auto given = opaque.find(name);
+  if (given != opaque.end()) {
+    std::tie(weight.type, weight.shape) = given->second;
   } else if (const auto dtype = known_dtype(leaf.dtype)) {
     weight.type = weight_type(*dtype);
   } else {
@@ -62,7 +66,7 @@ NewWeight describe(const std::string& name, const Leaf& leaf,
 }
 
 std::shared_ptr<WeightSave> copy_weights(const std::vector<std::string>& names, const nb::list& arrays,
-                                         const std::map<std::string, std::string>& types,
+                                         const Opaque& opaque,
                                          const std::map<std::string, std::string>& metadata,
                                          std::vector<std::shared_ptr<Engine>> host_engines,
                                          nb::object cuda_engine,
@@ -74,7 +78,7 @@ std::shared_ptr<WeightSave> copy_weights(const std::vector<std::string>& names, 
   std::vector<std::shared_ptr<Engine>> engines;
   for (std::size_t i = 0; i < names.size(); ++i) {
     leaves.push_back(read_leaf(names[i], arrays[i]));
-    weights.push_back(describe(names[i], leaves.back(), types));
+    weights.push_back(describe(names[i], leaves.back(), opaque));
     engines.push_back(all.find(leaves.back()));
     if (engines.back() && engines.back()->is_cuda() && !owner->is_cuda()) owner = engines.back();
   }
@@ -122,7 +126,7 @@ void bind_weight_save(nb::module_& module) {
   nb::class_<WeightSave>(module, "WeightSave", "The bytes of a .safetensors file in memory of the host.")
       .def("write", &WeightSave::write, nb::arg("file"), "Writes the file whole, or leaves what is there.")
       .def("cancel", &WeightSave::cancel, "Has `write` end soon.");
-  module.def("copy_weights", &copy_weights, nb::arg("names"), nb::arg("arrays"), nb::arg("types"),
+  module.def("copy_weights", &copy_weights, nb::arg("names"), nb::arg("arrays"), nb::arg("opaque"),
              nb::arg("metadata"), nb::arg("host_engines"), nb::arg("cuda_engine"), nb::arg("kept").none(),
              "Copies tensors to where they lie in a .safetensors file. Blocks until the bytes are there.");
 }

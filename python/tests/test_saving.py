@@ -1,6 +1,7 @@
 """save_safetensors: the bytes in the file, when tensors may change, what stays if it fails, and who waits for whom."""
 
 import gc
+import importlib.util
 import logging
 import os
 import pathlib
@@ -22,7 +23,8 @@ from support import place
 TORCH_TYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
-    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64},
+    **{"F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz},
 }
 
 
@@ -231,6 +233,10 @@ def test_threads_may_save_at_once(device, tmp_path):
         assert files.content(tmp_path / f"{k}")[0] == expected({"a": torch.full((100_000,), k)})
 
 
+class Named(torch.Tensor):
+    pass
+
+
 @pytest.mark.parametrize(
     ("tensors", "error", "why"),
     [
@@ -243,9 +249,25 @@ def test_threads_may_save_at_once(device, tmp_path):
         ({"__metadata__": torch.zeros(1)}, penstock.InvalidArgument, "'__metadata__'"),
         ({"\ud800": torch.zeros(1)}, penstock.InvalidArgument, "UTF-8"),
         ({"a": torch.zeros(2, device="meta")}, penstock.InvalidArgument, "'a' is on the device 'meta'"),
-        ({"a": torch.zeros(2, 2).to_sparse()}, penstock.Unsupported, "'a' is sparse"),
-        ({"a": torch.zeros(2, dtype=torch.complex64)}, penstock.Unsupported, "'a': .* complex64"),
+        ({"a": torch.zeros(2, 2).to_sparse()}, penstock.Unsupported, r"'a' is sparse \(torch.sparse_coo\): .*to_dense"),
+        (
+            {"a": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)},
+            penstock.Unsupported,
+            "'a' is a nested tensor: .*offsets",
+        ),
+        (
+            {"a": torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)},
+            penstock.Unsupported,
+            "'a' is quantised",
+        ),
+        ({"a": torch.zeros(2).as_subclass(Named)}, penstock.Unsupported, r"'a' is of a type of its own \(Named\)"),
+        ({"a": torch.zeros(2, dtype=torch.complex128)}, penstock.Unsupported, "'a' is complex128, .* only complex64"),
         ({"a": np.zeros(2, complex)}, penstock.Unsupported, "'a': .* complex128"),
+        (
+            {"a": np.zeros(2, np.longdouble)},
+            penstock.Unsupported,
+            "'a': a .safetensors file has no (float128|longdouble)",
+        ),
         ({"a": np.array(["text"])}, penstock.Unsupported, "'a': .* <U4"),
         ({"a": np.array([object()])}, penstock.Unsupported, "'a': .* object"),
         ({"a": np.ma.zeros(3)}, penstock.InvalidArgument, "'a' is a masked array"),
@@ -256,6 +278,46 @@ def test_what_cannot_be_saved_is_named_and_the_old_file_stays(path, tensors, err
     with pytest.raises(error, match=why):
         penstock.save_safetensors(tensors, path)
     assert path.read_text() == "old"
+
+
+def test_four_bits(path):
+    four = torch.tensor([[0x12, 0x34], [0x56, 0x78]], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    penstock.save_safetensors({"four": four}, path, metadata=None)
+    assert files.content(path)[0] == {"four": ("F4", (2, 4), b"\x12\x34\x56\x78")}
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    assert load_file(path)["four"].view(torch.uint8).tolist() == four.view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_types_of_ml_dtypes_and_jax(path, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array([[0.5, -1, 3], [0, 2, 4]], np.float32).astype(getattr(ml_dtypes, name))
+    arrays = {"numpy": array, "apart": array[:, ::2], "scalar": array[0, 1].reshape(())}
+    if importlib.util.find_spec("jax") is not None:
+        arrays["jax"] = importlib.import_module("jax.numpy").asarray(array)
+    arrays["like_jax"] = LikeJax(array)
+    penstock.save_safetensors(arrays, path)
+    loaded = penstock.load_safetensors(path, "host")
+    assert list(loaded) == list(arrays)
+    for key, saved in arrays.items():
+        assert loaded[key].dtype == getattr(torch, name)
+        assert loaded[key].float().tolist() == np.asarray(saved).astype(np.float32).tolist()
+
+
+class LikeJax:
+    """An array whose DLPack NumPy cannot read, as JAX's are of such types."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self._array
+
+    def __dlpack__(self, **options):
+        raise BufferError("NumPy would not know this type")
+
+    def __dlpack_device__(self):
+        return 1, 0
 
 
 @pytest.mark.parametrize("metadata", [{"step": 3}, {3: "step"}, "text", [("a", "b")], {"a": "\ud800"}])
@@ -277,8 +339,11 @@ def test_no_tensor_is_a_file_too(path):
 
 def test_what_the_write_meets_is_raised_and_told(tmp_path, caplog):
     missing = tmp_path / "none" / "model"
-    with pytest.raises(penstock.Error, match=r"none/model cannot be written: .*No such file"):
+    with pytest.raises(penstock.Error, match=r"none/model cannot be written: .*No such file") as caught:
         penstock.save_safetensors({"a": torch.zeros(3)}, missing)
+    assert isinstance(caught.value, FileNotFoundError) and caught.value.filename == str(missing)
+    with pytest.raises(IsADirectoryError, match="not a regular file"):
+        penstock.save_safetensors({"a": torch.zeros(3)}, tmp_path)
     assert not caplog.records
     with caplog.at_level(logging.ERROR, "penstock"):
         pending = penstock.save_safetensors({"a": torch.zeros(3)}, missing, wait=False)
@@ -344,9 +409,45 @@ def test_a_crash_amid_the_write_leaves_the_old_file(path):
     )
     assert subprocess.run([sys.executable, "-c", program, path]).returncode == -signal.SIGXFSZ
     assert files.content(path)[0] == expected({"a": torch.zeros(3)})
-    (left,) = (name for name in os.listdir(path.parent) if name != path.name)
-    assert left.endswith(".tmp")
-    os.unlink(path.parent / left)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_crash_does_not_stop_later_saves_of_the_same_process_number(path):
+    """As in a container, where each run has the same number; without /proc, so that a file without a name gets none."""
+    program = (
+        "import numpy, os, penstock, resource, signal, subprocess, sys\n"
+        "print(os.getpid())\n"
+        "subprocess.run(['umount', '-l', '/proc'], check=True)\n"
+        "if sys.argv[2] == 'dies':\n"
+        "    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        "    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))\n"
+        "penstock.save_safetensors({'a': numpy.ones(2_000_000, 'u1')}, sys.argv[1])\n"
+    )
+    container = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*container, "umount", "-l", "/proc"], capture_output=True).returncode != 0:
+        pytest.skip("containers are not allowed")
+    runs = [
+        subprocess.run([*container, sys.executable, "-c", program, path, how], capture_output=True, text=True)
+        for how in ("dies", "dies", "lives")
+    ]
+    assert {run.stdout for run in runs} == {"1\n"}
+    assert [run.returncode == 0 for run in runs] == [False, False, True], runs[-1].stderr
+    assert files.content(path)[0]["a"] == ("U8", (2_000_000,), b"\1" * 2_000_000)
+    left = [name for name in os.listdir(path.parent) if name != path.name]
+    assert len(left) == 2 and all(name.startswith("penstock-") and name.endswith(".tmp") for name in left)
+    for name in left:
+        os.unlink(path.parent / name)
+
+
+def test_a_long_name_and_a_link_to_a_file_to_be(tmp_path):
+    tensors = {"a": torch.zeros(3)}
+    name = tmp_path / ("n" * 255)
+    penstock.save_safetensors(tensors, name)
+    assert files.content(name)[0] == expected(tensors)
+    (tmp_path / "link").symlink_to("target")
+    penstock.save_safetensors(tensors, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and files.content(tmp_path / "target")[0] == expected(tensors)
 
 
 def test_ctrl_c_leaves_the_old_file(ctrl_c, held, monkeypatch, path):

@@ -41,15 +41,38 @@ def test_on_the_host_without_pytorch_arrays_are_numpys(tmp_path):
 
 @over_the_fake_driver
 def test_types_that_only_pytorch_has_are_refused_before_anything_is_read(tmp_path):
-    for device in ["host", "cuda:0"]:
-        path = files.write(tmp_path / "eight", {"quantized": ("F8_E4M3", (2,), b"ab")})
-        with pytest.raises(penstock.Unsupported, match="'quantized' is of type F8_E4M3: import torch"):
-            penstock.load_safetensors(path, device)
+    for number, dtype in enumerate(["F8_E4M3", "F8_E5M2FNUZ", "F4", "F6_E2M3", "C64"]):
+        path = files.write(
+            tmp_path / f"{number}",
+            {"rare": (dtype, (8,), bytes(8 * 8)[: {"F4": 4, "F6_E2M3": 6, "C64": 64}.get(dtype, 8)])},
+        )
+        places = ["cuda:0"] if dtype == "C64" or (_has_ml_dtypes() and dtype.startswith("F8")) else ["host", "cuda:0"]
+        for device in places:
+            with pytest.raises(penstock.Unsupported, match=f"'rare' is of type {dtype}: import torch"):
+                penstock.load_safetensors(path, device)
     if not _has_ml_dtypes():
         path = files.write(tmp_path / "half", {"half": ("BF16", (2,), b"abcd")})
         load = _core.WeightLoad([engine_for("host")], None, None, [str(path)], None)
         with pytest.raises(penstock.Unsupported, match="NumPy has no bfloat16: import torch"):
             load.start()
+
+
+def test_complex_numbers_and_8_bit_floats_of_ml_dtypes(tmp_path):
+    values = np.array([[1 + 2j, 3j], [0, -1]], np.complex64)
+    one = files.write(
+        tmp_path / "one", {"c": ("C64", (2, 2), values.tobytes()), "s": ("C64", (), values[0, 0].tobytes())}
+    )
+    loaded = penstock.load_safetensors(one, "host")
+    assert loaded["c"].dtype == np.complex64 and loaded["c"].tolist() == values.tolist()
+    assert loaded["s"].shape == () and loaded["s"] == 1 + 2j
+    penstock.save_safetensors(loaded, tmp_path / "two", metadata=None)
+    assert files.content(tmp_path / "two") == files.content(one)
+    if _has_ml_dtypes():
+        import ml_dtypes
+
+        eight = files.write(tmp_path / "eight", {"e": ("F8_E5M2", (2, 2), bytes([0x3C, 0xBC, 0x40, 0]))})
+        array = penstock.load_safetensors(eight, "host")["e"]
+        assert array.dtype == ml_dtypes.float8_e5m2 and array.astype(np.float32).tolist() == [[1, -1], [2, 0]]
 
 
 def _has_ml_dtypes():

@@ -1,9 +1,12 @@
 """load_safetensors: the bytes, the memory and the errors. test_weight_streams.py has it over the fake driver."""
 
+import errno
 import gc
+import io
 import json
 import os
 import pathlib
+import pickle
 import signal
 import threading
 import time
@@ -22,6 +25,7 @@ DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
     **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"},
+    **{"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "C64": torch.complex64},
     **{"U16": "uint16", "U32": "uint32", "U64": "uint64"},
 }
 DTYPES = {name: getattr(torch, dtype, None) if isinstance(dtype, str) else dtype for name, dtype in DTYPES.items()}
@@ -125,6 +129,8 @@ def test_a_name_that_two_files_hold(tmp_path):
     [
         (([],), "files holds no path"),
         ((7,), "files is a path or an iterable"),
+        ((io.BytesIO(),), "an open file: pass its path"),
+        ((b"content",), "files is a path, not bytes"),
         ((["a", 7],), "files is a path or an iterable"),
         (("a", "host", "weight"), "names is an iterable"),
         (("a", "host", [7]), "names is an iterable"),
@@ -150,8 +156,8 @@ def header(*offsets, dtype="U8", name="x"):
         (files.raw(header(0, 3), b"abcd"), "1 bytes more"),
         (files.raw(header(1, 4), b"abcd"), "a gap before 'x'"),
         (files.raw(header(0, 4), b"abcd"), r"\(x\), byte"),
-        (files.raw(header(0, 3, dtype="F4"), b"abc"), r"\(x\), byte 8: .*F4"),
-        (files.raw(header(0, 3, dtype="C64"), b"abc"), "C64"),
+        (files.raw(header(0, 3, dtype="F4"), b"abc"), r"\(x\), byte 8: .*whole bytes, found 12 bits"),
+        (files.raw(header(0, 3, dtype="F9"), b"abc"), r"\(x\), byte 8: .*F9"),
         (files.raw(b"[]", b""), "a JSON object"),
     ],
 )
@@ -164,21 +170,194 @@ def test_files_that_are_not_sound(tmp_path, content, message):
 
 def test_a_type_that_is_not_known_is_left_out(device, tmp_path):
     entries = {
-        "x": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]},
+        "x": {"dtype": "C256", "shape": [1], "data_offsets": [0, 8]},
         "y": {"dtype": "U8", "shape": [3], "data_offsets": [8, 11]},
     }
     path = tmp_path / "model.safetensors"
     path.write_bytes(files.raw(json.dumps(entries).encode(), b"12345678abc"))
-    with pytest.raises(penstock.Error, match=rf"{path} \(x\), byte 8: .*C64"):
+    with pytest.raises(penstock.Error, match=rf"{path} \(x\), byte 8: .*C256"):
         penstock.load_safetensors(path, device, names=["x", "y"])
+    assert penstock.safetensors_info(path).tensors["x"] == ("C256", (1,), 8, str(path))
     assert penstock.load_safetensors(path, device, names=["y"])["y"].cpu().tolist() == list(b"abc")
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(penstock.Error, match="missing cannot be opened: No such file"):
-        penstock.load_safetensors(tmp_path / "missing", "host")
-    with pytest.raises(penstock.Error, match="not a regular file"):
-        penstock.load_safetensors(tmp_path, "host")
+    missing = tmp_path / "missing"
+    for call in (penstock.safetensors_info, lambda path: penstock.load_safetensors(path, "host")):
+        with pytest.raises(FileNotFoundError, match="missing cannot be opened: No such file") as caught:
+            call(missing)
+        for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+            assert isinstance(error, penstock.Error) and isinstance(error, FileNotFoundError)
+            assert (error.errno, error.filename) == (errno.ENOENT, str(missing)) and str(error) == str(caught.value)
+        with pytest.raises(FileNotFoundError, match="holds no \\.safetensors file"):
+            call(tmp_path)
+        with pytest.raises(OSError, match="not a regular file"):
+            call("/dev/null")
+
+
+def header_of(entry='"dtype": "U8", "shape": [3], "data_offsets": [0, 3]', rest=""):
+    return f'{{"x": {{{entry}}}{rest}}}'
+
+
+U8 = '"dtype": "U8", "shape": [3], "data_offsets": [0, 3]'
+
+
+TAKEN = [
+    header_of(),
+    header_of() + "  \n",
+    " " + header_of(),
+    header_of(U8 + ', "quant": {"by": [1, null, {"a": 1.5}]}'),
+    header_of(U8 + ', "q": 1, "q": 2'),
+    *(header_of(rest=f', "__metadata__": {value}') for value in ("null", "{}", '{"a": "b"}')),
+    '{"\\u0078": {"dtype": "\\u00558", "shape": [3], "data_offsets": [0, 3]}}',
+    '{"": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}',
+    header_of('"dtype": "F4", "shape": [6], "data_offsets": [0, 3]'),
+]
+REFUSED = [
+    *(header_of(rest=f', "__metadata__": {value}') for value in ("[]", '"x"', '{"a": 1}', '{"a": null}', '{"a": {}}')),
+    header_of(rest=', "__metadata__": {}, "__metadata__": {}'),
+    '{"__metadata__": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}',
+    "\ufeff" + header_of(),
+    *(header_of() + end for end in ("\0\0", "x", "}", "\f", "// x")),
+    header_of(U8 + ', "q": NaN'),
+    header_of(U8 + ', "q": 1e999'),
+    header_of(U8 + ', "dtype": "U8"'),
+    header_of(U8 + ', "shape": [3]'),
+    header_of('"dtype": "U8", "shape": [3], "data_offsets": [-0, 3]'),
+    header_of('"dtype": "U8", "shape": [3.0], "data_offsets": [0, 3]'),
+    header_of('"dtype": "U8", "shape": null, "data_offsets": [0, 3]'),
+    header_of('"dtype": "u8", "shape": [3], "data_offsets": [0, 3]'),
+    header_of('"dtype": "F4", "shape": [2, 3, 1], "data_offsets": [0, 3]'),
+    header_of('"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]'),
+    '{"x": ["U8", [3], [0, 3]]}',
+    '{"x": null}',
+    '{"\\ud800": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}',
+    '{"a\n": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}',
+]
+
+
+@pytest.fixture(params=[*TAKEN, *REFUSED])
+def header_file(request, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(files.raw(request.param.encode(), b"abc"))
+    return path, request.param in TAKEN
+
+
+def test_headers_that_are_taken_and_refused(header_file):
+    path, is_taken = header_file
+    if is_taken:
+        (tensor,) = penstock.load_safetensors(path, "host").values()
+        assert tensor.view(torch.uint8).tolist() == list(b"abc")
+    else:
+        with pytest.raises(penstock.Error):
+            penstock.load_safetensors(path, "host")
+
+
+def test_safetensors_takes_and_refuses_the_same_headers(header_file):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    path, is_taken = header_file
+    if not is_taken:
+        with pytest.raises(Exception):  # noqa: B017
+            load_file(path)
+        return
+    ours, theirs = penstock.load_safetensors(path, "host"), load_file(path)
+    assert list(ours) == list(theirs)
+    for name, tensor in ours.items():
+        assert (tensor.dtype, tensor.shape) == (theirs[name].dtype, theirs[name].shape)
+
+
+def test_four_bits_and_what_torch_lacks(device, tmp_path):
+    path = files.write(tmp_path / "a", {"four": ("F4", (2, 4), b"\x12\x34\x56\x78"), "six": ("F6_E3M2", (4,), b"abc")})
+    with pytest.raises(penstock.Unsupported, match="'six' is of type F6_E3M2: this PyTorch does not have it"):
+        penstock.load_safetensors(path, device)
+    if hasattr(torch, "float4_e2m1fn_x2"):
+        four = penstock.load_safetensors(path, device, ["four"])["four"]
+        assert (four.dtype, tuple(four.shape)) == (torch.float4_e2m1fn_x2, (2, 2))
+        assert bytes_of(four) == b"\x12\x34\x56\x78"
+    odd = files.write(tmp_path / "b", {"four": ("F4", (2, 1), b"a")})
+    with pytest.raises(penstock.Unsupported, match="last axis must be even"):
+        penstock.load_safetensors(odd, device)
+
+
+def test_many_tensors_are_read_in_a_few_steps(tmp_path):
+    # The header's parser must not go through all earlier tensors for each one: that would take minutes here.
+    count = 300_000
+    entries = ",".join(f'"{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(count))
+    path = tmp_path / "many.safetensors"
+    path.write_bytes(files.raw(f"{{{entries}}}".encode(), b""))
+    assert list(penstock.load_safetensors(path, "host", names=["299999"])) == ["299999"]
+
+
+def test_rows_of_the_first_axis(device, tmp_path):
+    data = np.arange(60, dtype="<f4")
+    one = files.write(tmp_path / "one", {"w": ("F32", (20, 3), data.tobytes()), "v": ("U8", (3,), b"abc")})
+    two = files.write(tmp_path / "two", {"f8": ("F8_E5M2", (6, 2), bytes(range(12)))})
+    whole = data.reshape(20, 3)
+    for part in (slice(2, 7), slice(None, 4), slice(-2, None), slice(5, 5), slice(0, 10**12), slice(7, 3), None):
+        loaded = penstock.load_safetensors([one, two], device, names={"w": part, "v": None})
+        assert list(loaded) == ["w", "v"]
+        np.testing.assert_array_equal(loaded["w"].cpu().numpy(), whole[slice(None) if part is None else part])
+        assert loaded["v"].cpu().tolist() == list(b"abc")
+    assert bytes_of(penstock.load_safetensors([one, two], device, names={"f8": slice(1, 3)})["f8"]) == bytes(
+        range(2, 6)
+    )
+    for part in (3, slice(0, 4, 2), slice("a", None), (0, 4), torch.zeros(2)):
+        with pytest.raises(penstock.InvalidArgument, match=r"names\['w'\] is a slice"):
+            penstock.load_safetensors(one, device, names={"w": part})
+    scalar = files.write(tmp_path / "scalar", {"s": ("U8", (), b"a")})
+    with pytest.raises(penstock.InvalidArgument, match="'s' of shape scalar has no rows"):
+        penstock.load_safetensors(scalar, device, names={"s": slice(0, 1)})
+
+
+def test_what_headers_say(tmp_path):
+    one = files.write(tmp_path / "a.safetensors", {"w": ("BF16", (4, 3), bytes(24))}, {"format": "pt", "step": "1"})
+    two = files.write(tmp_path / "b.safetensors", {"s": ("F8_E4M3", (), b"a")}, {"step": "2"})
+    info = penstock.safetensors_info([one, two])
+    assert info.tensors == {"w": ("BF16", (4, 3), 24, str(one)), "s": ("F8_E4M3", (), 1, str(two))}
+    assert info.metadata == {"format": "pt", "step": "2"} and info.nbytes == 25
+    assert repr(info) == "<penstock.SafetensorsInfo: 2 tensors, 25 bytes, 2 files>"
+    assert penstock.safetensors_info(one).tensors["w"].shape == (4, 3)
+    assert penstock.safetensors_info(tmp_path).tensors == info.tensors
+
+
+def test_an_index_or_a_folder_stands_for_its_shards(device, tmp_path):
+    parts = {name: {name: ("U8", (2,), name.encode() * 2)} for name in "abc"}
+    for name, part in parts.items():
+        files.write(tmp_path / f"{name}.safetensors", part)
+    index = tmp_path / "model.safetensors.index.json"
+    everything = parts["a"] | parts["b"] | parts["c"]
+    expect(penstock.load_safetensors(tmp_path, device), everything, device)
+    shards = {"weight_map": {"b": "b.safetensors", "a": "a.safetensors"}, "metadata": {"total_size": 4}}
+    index.write_text(json.dumps(shards))
+    for path in (index, str(tmp_path), [tmp_path]):
+        expect(penstock.load_safetensors(path, device), parts["a"] | parts["b"], device)
+    expect(penstock.load_safetensors([index, tmp_path / "c.safetensors"], device), everything, device)
+    index.write_text("{}")
+    with pytest.raises(penstock.Error, match=r"index\.json, byte 0: expected an index.*'weight_map'"):
+        penstock.load_safetensors(index, device)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 3\n", "a git-lfs pointer.*git lfs pull"),
+        (b"<!doctype html>\n<html><head>", "a page in HTML"),
+        (b'{"metadata": {}, "weight_map": {}}', "a text in JSON.*index"),
+        (pickle.dumps({"a": [1.0] * 5}), "a pickle.*torch.load"),
+        (b"", "byte 0: expected the header's length"),
+    ],
+)
+def test_files_of_another_kind_are_named(tmp_path, content, says):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(penstock.Error, match=f"{path}, byte 0.*{says}" if content else f"{path}, {says}"):
+        penstock.load_safetensors(path, "host")
+
+
+def test_a_file_of_torch_save_is_named(tmp_path):
+    torch.save({"a": torch.zeros(2)}, tmp_path / "model.bin")
+    with pytest.raises(penstock.Error, match=r"a \.zip archive, as torch\.save"):
+        penstock.load_safetensors(tmp_path / "model.bin", "host")
 
 
 def test_a_file_that_is_cut_short_meanwhile(device, random, tmp_path):

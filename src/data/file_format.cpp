@@ -1,6 +1,7 @@
 #include "data/file_format.hpp"
 
 #include "data/file.hpp"
+#include "data/malformed.hpp"
 #include "data/npz.hpp"
 #include "data/safetensors.hpp"
 
@@ -10,7 +11,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string_view>
+#include <utility>
 
 namespace penstock {
 
@@ -87,6 +90,24 @@ std::string conversion(const fs::path& path, const Head& head) {
 
 }  // namespace
 
+std::string_view other_kind(std::string_view head) noexcept {
+  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
+      {"version https://git-lfs", "a git-lfs pointer in place of the file. Run `git lfs pull` in its folder"},
+      {"<",
+       "a page in HTML or XML, as a download leaves if it is refused. Log in if needed, and download again"},
+      {"{", "a text in JSON. The index of a model in shards is taken if its name ends in .json"},
+      {"PK\x03\x04",
+       "a .zip archive, as torch.save and numpy.savez write. Load it with torch.load or numpy.load"},
+      {"\x80", "a pickle, as torch.save writes. Load it with torch.load"},
+      {"\x93NUMPY", "a .npy file. Load it with numpy.load"},
+      {"\x89HDF", "an HDF5 file. Read it with h5py"},
+      {"GGUF", "a GGUF file, which llama.cpp reads"},
+  };
+  const auto* const found =
+      std::ranges::find_if(kKinds, [&](const auto& kind) { return head.starts_with(kind.first); });
+  return found == std::end(kKinds) ? std::string_view() : found->second;
+}
+
 FileFormat file_format(const fs::path& path) { return format_of(Head(path)); }
 
 std::vector<FieldReaderPtr> read_any(const fs::path& path, const FileOptions& options) {
@@ -105,6 +126,8 @@ std::vector<FieldReaderPtr> read_any(const fs::path& path, const FileOptions& op
   }
   const std::string advice = conversion(path, head);
   if (!advice.empty()) throw Error(fmt::format("{}: {}", path.string(), advice));
+  const std::string_view other = other_kind(head.text());
+  if (!other.empty()) throw_malformed(path.string(), 0, "an array", other);
   throw Error(fmt::format(
       "{}, byte 0: expected the beginning of a .npy, .npz, .safetensors or IDX file, or of an IDX "
       "file in gzip format, found none of them. If the file has no header, save its array with "

@@ -1,4 +1,5 @@
 #include "data/file_format.hpp"
+#include "data/folder.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
@@ -23,34 +24,9 @@ bool belongs_to(const std::string& file_name, std::string_view split) {
   return file_name.starts_with(prefix) || file_name.starts_with(split);
 }
 
-// False also on an error: opening the path as a file then says what is wrong.
-bool leads_to_directory(const fs::path& path) {
-  std::error_code error;
-  return fs::is_directory(path, error);
-}
-
 bool is_missing(const fs::path& path) {
   std::error_code error;
   return fs::status(path, error).type() == fs::file_type::not_found;
-}
-
-std::vector<fs::path> files_of(const fs::path& directory) {
-  std::vector<fs::path> files;
-  std::error_code failed;
-  fs::directory_iterator entry(directory, failed);
-  for (; entry != fs::directory_iterator(); entry.increment(failed)) {
-    if (entry->path().filename().string().starts_with('.')) continue;
-    std::error_code error;
-    if (entry->is_regular_file(error)) files.push_back(entry->path());
-    if (error) {  // such as a link that leads to itself: the other files can still be read
-      log_warning(fmt::format("{} is left out: {}.", entry->path().string(), error.message()));
-    }
-  }
-  if (failed) {
-    throw Error(fmt::format("{} cannot be read as a directory: {}.", directory.string(), failed.message()));
-  }
-  std::sort(files.begin(), files.end());
-  return files;
 }
 
 std::vector<fs::path> sources_in(const fs::path& directory, const OpenOptions& options) {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <limits>
 #include <string_view>
 #include <unordered_set>
@@ -21,13 +22,13 @@ constexpr std::size_t kLengthSize = 8;
 // load_weights wants them (see BulkReader).
 constexpr std::size_t kDataAlignment = 4096;
 
-std::size_t element_bytes(const NewWeight& weight) {
+std::size_t element_bits(const NewWeight& weight) {
   const auto type = parse_safetensors_type(weight.type);
   if (!type) {
     throw InvalidArgument(fmt::format("tensor '{}': penstock writes no type '{}' to a .safetensors file",
                                       weight.name, weight.type));
   }
-  return dtype_bytes(type->dtype);
+  return type->bits;
 }
 
 void check_names(std::span<const NewWeight> weights) {
@@ -43,6 +44,18 @@ void check_names(std::span<const NewWeight> weights) {
       throw InvalidArgument(fmt::format("two tensors are named '{}'", weight.name));
     }
   }
+}
+
+/// Throws InvalidArgument if the tensor takes more than `room` bytes.
+std::size_t bytes_of(const NewWeight& weight, std::size_t element_bits, std::size_t room) {
+  const std::size_t elements = element_count(weight.shape);
+  if (elements > room / std::max(element_bits / 8, std::size_t{1})) {
+    throw InvalidArgument(fmt::format("tensor '{}' is too large for a file", weight.name));
+  }
+  if (elements % 8 * element_bits % 8 != 0) {
+    throw InvalidArgument(fmt::format("tensor '{}' does not fill whole bytes", weight.name));
+  }
+  return elements / 8 * element_bits + elements % 8 * element_bits / 8;
 }
 
 std::string dump(const nlohmann::ordered_json& header) {
@@ -61,30 +74,28 @@ WeightFileLayout lay_out_weights(std::span<const NewWeight> weights,
                                  const std::map<std::string, std::string>& metadata) {
   check_names(weights);
   std::vector<std::size_t> sizes;
-  for (const NewWeight& weight : weights) sizes.push_back(element_bytes(weight));
+  for (const NewWeight& weight : weights) sizes.push_back(element_bits(weight));
   WeightFileLayout layout;
   layout.offsets.resize(weights.size());
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header[std::string(kSafetensorsMetadata)] = metadata;
+  // Appended: to look for each name would take the square of their number.
+  nlohmann::ordered_json::object_t entries;
+  if (!metadata.empty()) entries.emplace_back(kSafetensorsMetadata, metadata);
   std::size_t end = 0;
   const auto append = [&](std::size_t i) {
-    const std::size_t room = (std::numeric_limits<std::size_t>::max() / 2 - end) / sizes[i];
-    const std::size_t elements = element_count(weights[i].shape);
-    if (elements > room) {
-      throw InvalidArgument(fmt::format("tensor '{}' is too large for a file", weights[i].name));
-    }
+    const auto& [name, type, shape] = weights[i];
     layout.offsets[i] = end;
-    end += elements * sizes[i];
-    header[weights[i].name] = {
-        {"dtype", weights[i].type}, {"shape", weights[i].shape}, {"data_offsets", {layout.offsets[i], end}}};
+    end += bytes_of(weights[i], sizes[i], std::numeric_limits<std::size_t>::max() / 2 - end);
+    entries.emplace_back(name,
+                         nlohmann::ordered_json{
+                             {"dtype", type}, {"shape", shape}, {"data_offsets", {layout.offsets[i], end}}});
   };
-  for (const std::size_t size : {8, 4, 2, 1}) {
+  for (const std::size_t size : {64, 32, 16, 8, 6, 4}) {
     for (std::size_t i = 0; i < weights.size(); ++i) {
       if (sizes[i] == size) append(i);
     }
   }
 
-  std::string text = dump(header);
+  std::string text = dump(std::move(entries));
   text.resize(align_up(kLengthSize + text.size(), kDataAlignment) - kLengthSize, ' ');
   if (text.size() > kLongestSafetensorsHeader) {
     throw InvalidArgument(

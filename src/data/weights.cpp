@@ -1,5 +1,6 @@
 #include "data/bulk_reader.hpp"
 #include "data/safetensors.hpp"
+#include "data/weight_paths.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -12,10 +13,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <string_view>
 #include <tuple>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -26,16 +27,33 @@ namespace {
 // Long enough that a read costs its bytes and not the call, short enough that all threads have work.
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;
 
-std::vector<SafeTensor> read_tensors(const File& file) {
+SafetensorsHeader read_header(const File& file) {
   const auto read = [&](std::uint64_t offset, std::span<std::byte> destination) {
     return file.read(offset, destination);
   };
-  std::vector<SafeTensor> tensors = read_safetensors_header(read, file.size(), file.name());
+  SafetensorsHeader header = read_safetensors_header(read, file.size(), file.name());
   // Those without elements lie before the one that begins at the same place.
-  std::ranges::sort(tensors, {}, [](const SafeTensor& each) {
+  std::ranges::sort(header.tensors, {}, [](const SafeTensor& each) {
     return std::tuple(each.offset, each.bytes, std::string_view(each.name));
   });
-  return tensors;
+  return header;
+}
+
+void keep_rows(SafeTensor& tensor, const WeightRows& rows) {
+  const auto count = tensor.shape.empty() ? 0 : static_cast<std::int64_t>(tensor.shape.front());
+  if (tensor.shape.empty() || (count > 0 && tensor.bytes % tensor.shape.front() != 0)) {
+    throw InvalidArgument(fmt::format("tensor '{}' of shape {} has no rows of whole bytes: load all of it",
+                                      tensor.name, format_shape(tensor.shape)));
+  }
+  const auto place = [&](std::int64_t at) {
+    return static_cast<std::uint64_t>(std::clamp<std::int64_t>(at < 0 ? at + count : at, 0, count));
+  };
+  const std::uint64_t begin = place(rows.begin.value_or(0));
+  const std::uint64_t end = std::max(begin, place(rows.end.value_or(count)));
+  const std::uint64_t row_bytes = count == 0 ? 0 : tensor.bytes / tensor.shape.front();
+  tensor.offset += begin * row_bytes;
+  tensor.bytes = (end - begin) * row_bytes;
+  tensor.shape.front() = static_cast<std::size_t>(end - begin);
 }
 
 /// The fewest insertions, removals and replacements of characters that make `b` of `a`.
@@ -53,11 +71,12 @@ std::size_t edits_between(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+using Names = std::unordered_set<std::string_view>;
+
 /// Up to three of `known` that may have been meant, the most similar first.
-std::vector<std::string> similar_names(const std::string& name,
-                                       const std::map<std::string, std::size_t>& known) {
+std::vector<std::string> similar_names(const std::string& name, const Names& known) {
   std::vector<std::pair<std::size_t, std::string>> found;
-  for (const auto& [each, file] : known) {
+  for (const std::string_view each : known) {
     const std::size_t edits = edits_between(name, each);
     if (edits <= std::max(name.size(), each.size()) / 3) found.emplace_back(edits, each);
   }
@@ -68,15 +87,21 @@ std::vector<std::string> similar_names(const std::string& name,
   return names;
 }
 
-[[noreturn]] void refuse_name(const std::string& name, const std::map<std::string, std::size_t>& known,
-                              std::size_t files) {
-  const std::string where = files == 1 ? "the file has" : fmt::format("the {} files have", files);
-  const auto similar = similar_names(name, known);
-  if (similar.empty()) {
-    throw InvalidArgument(fmt::format("no tensor is named '{}': {} {} others", name, where, known.size()));
+void require_names(const std::vector<std::string>& names, const std::vector<WeightFile>& files) {
+  Names known;
+  for (const WeightFile& file : files) {
+    for (const WeightTensor& tensor : file.tensors()) known.insert(tensor.name);
   }
-  throw InvalidArgument(
-      fmt::format("no tensor is named '{}': {} '{}'", name, where, fmt::join(similar, "', '")));
+  const std::string where =
+      files.size() == 1 ? "the file has" : fmt::format("the {} files have", files.size());
+  for (const std::string& name : names) {
+    if (known.contains(name)) continue;
+    const auto similar = similar_names(name, known);
+    throw InvalidArgument(
+        similar.empty()
+            ? fmt::format("no tensor is named '{}': {} {} others", name, where, known.size())
+            : fmt::format("no tensor is named '{}': {} '{}'", name, where, fmt::join(similar, "', '")));
+  }
 }
 
 }  // namespace
@@ -91,19 +116,19 @@ struct WeightFile::State {
 
   std::shared_ptr<BulkReader> reader;
   std::vector<SafeTensor> in_file;
+  SafetensorsMetadata metadata;
   std::vector<WeightTensor> tensors;
   std::vector<Run> runs;  ///< in the order of the block
   std::size_t bytes = 0;
   std::size_t tensor_bytes = 0;
 
-  State(std::shared_ptr<BulkReader> opened, std::vector<SafeTensor> chosen)
-      : reader(std::move(opened)), in_file(std::move(chosen)) {
+  State(std::shared_ptr<BulkReader> opened, SafetensorsHeader header)
+      : reader(std::move(opened)), in_file(std::move(header.tensors)), metadata(std::move(header.metadata)) {
     for (const SafeTensor& each : in_file) {
       const auto size = static_cast<std::size_t>(each.bytes);
       tensors.push_back({.name = each.name,
                          .type = each.type,
                          .dtype = each.dtype,
-                         .is_opaque = each.is_opaque,
                          .shape = each.shape,
                          .offset = bytes,
                          .bytes = size});
@@ -143,21 +168,27 @@ struct WeightFile::State {
 
 WeightFile::WeightFile(const std::filesystem::path& path) {
   const File file(path);
-  std::vector<SafeTensor> tensors = read_tensors(file);
-  state_ = std::make_shared<const State>(std::make_shared<BulkReader>(file), std::move(tensors));
+  SafetensorsHeader header = read_header(file);
+  state_ = std::make_shared<const State>(std::make_shared<BulkReader>(file), std::move(header));
 }
 
 WeightFile::WeightFile(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
-WeightFile WeightFile::select(const std::vector<std::string>& names) const {
+WeightFile WeightFile::select(const std::vector<std::string>& names,
+                              const std::map<std::string, WeightRows>& rows) const {
   const std::unordered_set<std::string> wanted(names.begin(), names.end());
-  std::vector<SafeTensor> chosen;
-  std::ranges::copy_if(state_->in_file, std::back_inserter(chosen),
+  SafetensorsHeader chosen{.tensors = {}, .metadata = state_->metadata};
+  std::ranges::copy_if(state_->in_file, std::back_inserter(chosen.tensors),
                        [&](const SafeTensor& each) { return wanted.contains(each.name); });
+  for (SafeTensor& each : chosen.tensors) {
+    if (const auto part = rows.find(each.name); part != rows.end()) keep_rows(each, part->second);
+  }
   return WeightFile(std::make_shared<const State>(state_->reader, std::move(chosen)));
 }
 
 const std::string& WeightFile::name() const noexcept { return state_->reader->file().name(); }
+
+const std::map<std::string, std::string>& WeightFile::metadata() const noexcept { return state_->metadata; }
 
 WeightReads WeightFile::reads() const noexcept { return state_->reader->reads(); }
 
@@ -201,12 +232,11 @@ void WeightFile::read_all(HostWorkers& workers, std::span<std::byte> destination
   });
 }
 
-std::vector<WeightFile> open_weights(const std::vector<std::filesystem::path>& files,
-                                     const std::optional<std::vector<std::string>>& names) {
+std::vector<WeightFile> read_weight_headers(const std::vector<std::filesystem::path>& files) {
   if (files.empty()) throw InvalidArgument("no file of weights was given");
   std::vector<WeightFile> opened;
-  std::map<std::string, std::size_t> holders;  // the file of each tensor
-  for (const auto& path : files) {
+  std::unordered_map<std::string, std::size_t> holders;  // the file of each tensor
+  for (const auto& path : weight_paths(files)) {
     opened.emplace_back(path);
     for (const WeightTensor& tensor : opened.back().tensors()) {
       const auto [known, is_new] = holders.emplace(tensor.name, opened.size() - 1);
@@ -215,12 +245,17 @@ std::vector<WeightFile> open_weights(const std::vector<std::filesystem::path>& f
                               opened[known->second].name(), opened.back().name(), tensor.name));
     }
   }
-  for (const std::string& name : names.value_or(std::vector<std::string>())) {
-    if (!holders.contains(name)) refuse_name(name, holders, files.size());
-  }
+  return opened;
+}
+
+std::vector<WeightFile> open_weights(const std::vector<std::filesystem::path>& files,
+                                     const std::optional<std::vector<std::string>>& names,
+                                     const std::map<std::string, WeightRows>& rows) {
+  std::vector<WeightFile> opened = read_weight_headers(files);
+  if (names) require_names(*names, opened);
   std::vector<WeightFile> chosen;
   for (WeightFile& file : opened) {
-    WeightFile part = names ? file.select(*names) : std::move(file);
+    WeightFile part = names ? file.select(*names, rows) : std::move(file);
     for (const WeightTensor& tensor : part.tensors())
       require_known_type(tensor.type, tensor.name, part.name());
     if (!names || !part.tensors().empty()) chosen.push_back(std::move(part));

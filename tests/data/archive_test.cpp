@@ -115,11 +115,11 @@ TEST_F(Archives, AMatchThatCrossesTheEndOfWhatIsAskedForIsReadToItsEnd) {
   }
 }
 
-TEST_F(Archives, AHeaderOfManyLevelsIsRefusedAtTheFirstTooMany) {
-  const std::string levels = "{\"a\":" + std::string(100000, '[');
+TEST_F(Archives, AHeaderOfManyLevelsNeedsNoDeepStack) {
+  const std::string levels = "{\"a\":{\"made\":" + std::string(1'000'000, '[');
   const auto path = directory_.write("deep.safetensors", safetensors(levels, {}));
   EXPECT_THAT([&] { (void)open_dataset({path}); },
-              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("more levels")));
+              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("a header in JSON")));
 }
 
 TEST_F(Archives, EachArrayIsAField) {

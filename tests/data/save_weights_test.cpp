@@ -96,7 +96,8 @@ TEST_F(SaveWeights, WhatNoReaderTakesIsRefused) {
   };
   expect_refused({{"__metadata__", "F32", {1}}}, "'__metadata__'");
   expect_refused({{"a", "F32", {1}}, {"b", "F32", {}}, {"a", "U8", {}}}, "two tensors are named 'a'");
-  expect_refused({{"a", "C64", {1}}}, "'a': penstock writes no type 'C64'");
+  expect_refused({{"a", "C128", {1}}}, "'a': penstock writes no type 'C128'");
+  expect_refused({{"a", "F4", {3}}}, "'a' does not fill whole bytes");
   expect_refused({{"\xff", "F32", {1}}}, "UTF-8");
   expect_refused({{"a", "F32", {std::size_t{1} << 62, 2}}}, "'a' is too large");
   expect_refused({{"a", "U8", {std::size_t{1} << 62}}, {"b", "U8", {std::size_t{1} << 62}}},

@@ -24,11 +24,12 @@ struct Weight {
 
 /// Gives each tensor as many random bytes as its type and shape say.
 inline void fill_randomly(std::vector<Weight>& weights, std::uint64_t seed) {
-  static const std::map<char, std::size_t> digits{{'6', 8}, {'3', 4}, {'1', 2}, {'8', 1}, {'B', 1}};
+  static const std::map<char, std::size_t> bits{{'6', 64}, {'3', 32}, {'1', 16},
+                                                {'8', 8},  {'4', 4},  {'B', 8}};
   for (Weight& weight : weights) {
     const char first_digit =
         weight.type == "BOOL" ? 'B' : weight.type[weight.type.find_first_of("0123456789")];
-    weight.data = random_bytes(element_count(weight.shape) * digits.at(first_digit), ++seed);
+    weight.data = random_bytes(element_count(weight.shape) * bits.at(first_digit) / 8, ++seed);
   }
 }
 

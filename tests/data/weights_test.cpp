@@ -2,6 +2,7 @@
 #include "data/weight_files.hpp"
 
 #include <penstock/core/bytes.hpp>
+#include <penstock/core/file_error.hpp>
 #include <penstock/data/readers.hpp>
 #include <penstock/data/weights.hpp>
 
@@ -23,15 +24,17 @@ class Weights : public ::testing::Test {
   /// Tensors of every type and odd size: the offsets in the file are unaligned.
   static std::vector<Weight> mixed() {
     std::vector<Weight> weights{
-        {"bias", "BF16", {3}},      {"scalar", "F64", {}},
-        {"flags", "BOOL", {13}},    {"none", "F32", {0, 7}},
-        {"wide", "F32", {129, 33}}, {"half", "F16", {5, 1, 5}},
-        {"bytes", "U8", {4099}},    {"signed", "I8", {1}},
-        {"u16", "U16", {3}},        {"i16", "I16", {7}},
-        {"u32", "U32", {9}},        {"i32", "I32", {1, 1, 2}},
-        {"u64", "U64", {5}},        {"i64", "I64", {300, 101}},
-        {"eight", "F8_E4M3", {17}}, {"other eight", "F8_E5M2", {2, 2}},
-        {"nothing", "I64", {0}},
+        {"bias", "BF16", {3}},         {"scalar", "F64", {}},
+        {"flags", "BOOL", {13}},       {"none", "F32", {0, 7}},
+        {"wide", "F32", {129, 33}},    {"half", "F16", {5, 1, 5}},
+        {"bytes", "U8", {4099}},       {"signed", "I8", {1}},
+        {"u16", "U16", {3}},           {"i16", "I16", {7}},
+        {"u32", "U32", {9}},           {"i32", "I32", {1, 1, 2}},
+        {"u64", "U64", {5}},           {"i64", "I64", {300, 101}},
+        {"eight", "F8_E4M3", {17}},    {"other eight", "F8_E5M2", {2, 2}},
+        {"four", "F4", {3, 2}},        {"complex", "C64", {}},
+        {"z8", "F8_E4M3FNUZ", {3}},    {"nothing", "I64", {0}},
+        {"z5", "F8_E5M2FNUZ", {0, 3}},
     };
     test::fill_randomly(weights, 1);
     return weights;
@@ -87,9 +90,7 @@ TEST_F(Weights, AnyPartOfTheBlockIsRead) {
     expect_weights(file, read(file, part), weights);
   }
   EXPECT_EQ(file.tensors()[0].dtype, DType::bfloat16);
-  EXPECT_FALSE(file.tensors()[0].is_opaque);
-  EXPECT_EQ(file.tensors()[14].dtype, DType::uint8);
-  EXPECT_TRUE(file.tensors()[14].is_opaque);
+  EXPECT_EQ(file.tensors()[14].dtype, std::nullopt);
 }
 
 TEST_F(Weights, TensorsThatAreAlignedInTheFileAreReadTogether) {
@@ -240,9 +241,24 @@ TEST_F(Weights, FilesThatLieAreRefused) {
   refuses(header(a, tensor("b", "U8", "[13]", "[12, 25]")), {"(b)", "end of the file"});
   refuses(header(a, tensor("b", "U8", "[12]", "[9223372036854775807, 9223372036854775819]")), {"(b)"});
   refuses(header(a, tensor("a", "U8", "[12]", "[12, 24]")), {"'a' twice"});
-  refuses(header(a, tensor("b", "F4", "[24]", "[12, 25]")), {"(b)", "end of the file"});
-  refuses(header(a, tensor("b", "F4", "[24]", "[24, 12]")), {"(b)", "'data_offsets'"});
-  refuses(header(a, tensor("b", "F4", "[24]", "[12, 20]")), {"4 bytes more"});
+  refuses(header(a, tensor("b", "F5", "[24]", "[12, 25]")), {"(b)", "end of the file"});
+  refuses(header(a, tensor("b", "F5", "[24]", "[24, 12]")), {"(b)", "'data_offsets'"});
+  refuses(header(a, tensor("b", "F5", "[24]", "[12, 20]")), {"4 bytes more"});
+  refuses(header(a, tensor("b", "F4", "[25]", "[12, 24]")), {"(b)", "fill whole bytes", "100 bits"});
+  refuses(header(a, tensor("b", "F4", "[22]", "[12, 24]")), {"(b)", "11 bytes apart"});
+  refuses(header(a, tensor("b", "C64", "[2]", "[12, 24]")), {"(b)", "16 bytes apart"});
+  refuses(header(a, R"("b": {"dtype": "U8", "data_offsets": [12, 24]})"), {"(b)", "no 'shape'"});
+  refuses(header(a, R"("b": {"dtype": "U8", "shape": [12]})"), {"(b)", "no 'data_offsets'"});
+  refuses(header(a, R"("b": {"dtype": "U8", "shape": [12], "shape": [12], "data_offsets": [12, 24]})"),
+          {"'shape' twice"});
+  refuses(header(a, R"("b": {"dtype": 8, "shape": [12], "data_offsets": [12, 24]})"), {"(b)", "\"F32\""});
+  refuses(header(a, R"("b": {"dtype": "U8", "shape": [12.5], "data_offsets": [12, 24]})"),
+          {"(b)", "'shape'"});
+  refuses(header(a, R"("b": {"dtype": "U8", "shape": {}, "data_offsets": [12, 24]})"), {"(b)", "'shape'"});
+  refuses(header(a, R"("__metadata__": {"a": {}})"), {"texts by name under '__metadata__'"});
+  refuses(header(a, R"("__metadata__": null, "__metadata__": {})"), {"'__metadata__' twice"});
+  refuses("{" + a + "}" + std::string(1, '\0'), {"a byte of value 0"});
+  refuses("\xEF\xBB\xBF{" + a + "}", {"a byte order mark"});
   refuses(header(a, tensor("b", "F32", "[4]", "[12, 24]")), {"(b)", "16 bytes apart"});
   refuses(header(a, tensor("b", "U8", "[0, 4611686018427387904, 4]", "[12, 12]")), {"(b)", "address space"});
   refuses("{" + a + "}", {"12 bytes more"});
@@ -254,13 +270,14 @@ TEST_F(Weights, TypesThatAreNotKnownAreLeftOut) {
   const auto bytes = [](std::size_t count, std::uint64_t seed) { return test::random_bytes(count, seed); };
   const auto path = directory_.write(
       "x.safetensors", test::safetensors(R"({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
-                            "b": {"dtype": "F4", "shape": [24], "data_offsets": [4, 16]},
-                            "c": {"dtype": "C64", "shape": [], "data_offsets": [16, 24]},
+                            "b": {"dtype": "F5", "shape": [24], "data_offsets": [4, 16]},
+                            "c": {"dtype": "D64", "shape": [], "data_offsets": [16, 24]},
                             "d": {"dtype": "U8", "shape": [6], "data_offsets": [24, 30]}})",
                                          bytes(30, 7)));
-  expect_error<Error>([&] { return open_weights({path}); }, {path.string(), "(b)", "F4", "does not move"});
+  expect_error<Error>([&] { return open_weights({path}); }, {path.string(), "(b)", "F5", "does not move"});
   expect_error<Error>([&] { return open_weights({path}, std::vector<std::string>{"a", "c"}); },
-                      {path.string(), "(c)", "C64"});
+                      {path.string(), "(c)", "D64"});
+  EXPECT_EQ(read_weight_headers({path}).front().tensors().size(), 4u);
   const auto files = open_weights({path}, std::vector<std::string>{"a", "d"});
   ASSERT_EQ(files.size(), 1u);
   std::vector<std::byte> block(files[0].bytes());
@@ -268,6 +285,106 @@ TEST_F(Weights, TypesThatAreNotKnownAreLeftOut) {
   const auto expected = bytes(30, 7);
   EXPECT_TRUE(std::equal(expected.begin(), expected.begin() + 4, block.begin()));
   EXPECT_TRUE(std::equal(expected.begin() + 24, expected.end(), block.begin() + WeightFile::kAlignment));
+}
+
+TEST_F(Weights, TextsAndOtherKeysOfAFile) {
+  const auto path =
+      directory_.write("x.safetensors", test::safetensors(R"({"__metadata__": {"format": "pt", "ä": ""},
+                            "a": {"made": {"by": [1, null]}, "dtype": "U8", "shape": [2], "data_offsets": [0, 2]}})",
+                                                          test::random_bytes(2, 8)));
+  const WeightFile file(path);
+  EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}, {"ä", ""}}));
+  EXPECT_EQ(file.select({}).metadata(), file.metadata());
+  EXPECT_EQ(file.tensors().front().shape, Shape{2});
+}
+
+TEST_F(Weights, RowsAlone) {
+  const std::vector<Weight> weights = [] {
+    std::vector<Weight> made{
+        {"a", "F32", {10, 3}}, {"b", "U8", {4}}, {"none", "F32", {0, 3}}, {"half", "F4", {2, 3}}};
+    test::fill_randomly(made, 9);
+    return made;
+  }();
+  const std::vector<std::filesystem::path> files{write("rows.safetensors", weights)};
+  const auto load = [&](const WeightRows& rows) {
+    return open_weights(files, std::vector<std::string>{"a", "b"}, {{"a", rows}}).front();
+  };
+  const auto expect_rows = [&](const WeightRows& rows, std::size_t begin, std::size_t end) {
+    const auto bytes = std::span(weights[0].data).subspan(12 * begin, 12 * (end - begin));
+    const WeightFile file = load(rows);
+    expect_weights(file, read(file, 7),
+                   {{"a", "F32", {end - begin, 3}, {bytes.begin(), bytes.end()}}, weights[1]});
+  };
+  expect_rows({2, 5}, 2, 5);
+  expect_rows({}, 0, 10);
+  expect_rows({.begin = -3, .end = {}}, 7, 10);
+  expect_rows({.begin = {}, .end = -8}, 0, 2);
+  expect_rows({-100, 100}, 0, 10);
+  expect_rows({6, 6}, 6, 6);
+  expect_rows({8, 2}, 8, 8);
+  const auto none = open_weights(files, std::vector<std::string>{"none"}, {{"none", {0, 5}}});
+  EXPECT_EQ(none.front().tensors().front().shape, (Shape{0, 3}));
+  const auto scalar = write("scalar.safetensors", {{"s", "U8", {}, std::vector<std::byte>(1)}});
+  expect_error<InvalidArgument>(
+      [&] { return open_weights({scalar}, std::vector<std::string>{"s"}, {{"s", {0, 1}}}); },
+      {"'s'", "scalar", "no rows"});
+  expect_error<InvalidArgument>(
+      [&] { return open_weights(files, std::vector<std::string>{"half"}, {{"half", {0, 1}}}); },
+      {"'half'", "2x3", "no rows of whole bytes"});
+}
+
+TEST_F(Weights, AnIndexOrAFolderStandsForItsFiles) {
+  const auto names_of = [&](const std::filesystem::path& path) {
+    std::vector<std::string> names;
+    for (const WeightFile& file : open_weights({path}))
+      for (const WeightTensor& tensor : file.tensors()) names.push_back(tensor.name);
+    return names;
+  };
+  const auto put = [&](const std::string& name, const std::string& text) {
+    return directory_.write(name, test::bytes_of(text));
+  };
+  const std::filesystem::path folder = directory_.path();
+  expect_error<FileError>([&] { return open_weights({folder}); }, {folder.string(), "no .safetensors file"});
+  for (const std::string name : {"b", "a", "extra"}) {
+    static_cast<void>(write(name + ".safetensors", {{name, "F32", {0}}}));
+  }
+  put(".hidden.safetensors", "");
+  put("config.json", R"({"weights": 3})");
+  EXPECT_EQ(names_of(folder), (std::vector<std::string>{"a", "b", "extra"}));
+  const auto index =
+      put("x.safetensors.index.json",
+          R"({"weight_map": {"b": "b.safetensors", "a": "a.safetensors", "c": "a.safetensors"}})");
+  EXPECT_EQ(names_of(index), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(names_of(folder), (std::vector<std::string>{"a", "b"}));
+  put("y.safetensors.index.json", R"({"weight_map": {"b": "b.safetensors"}})");
+  EXPECT_EQ(names_of(folder), (std::vector<std::string>{"a", "b", "extra"}));
+  put("model.safetensors.index.json", R"({"weight_map": {"b": "b.safetensors"}})");
+  EXPECT_EQ(names_of(folder), (std::vector<std::string>{"b"}));
+  for (const char* text :
+       {"{", "[]", "{}", R"({"weight_map": {}})", R"({"weight_map": {"a": 3}})", R"({"weight_map": "a"})"}) {
+    const auto bad = put("bad.json", text);
+    expect_error<Error>([&] { return open_weights({bad}); }, {bad.string(), "'weight_map'"});
+  }
+  const auto lost = put("lost.json", R"({"weight_map": {"a": "lost.safetensors"}})");
+  expect_error<FileError>([&] { return open_weights({lost}); }, {"lost.safetensors cannot be opened"});
+}
+
+TEST_F(Weights, FilesOfAnotherKindAreNamed) {
+  const std::pair<std::string, const char*> kinds[] = {
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:abc\n", "`git lfs pull`"},
+      {"<!DOCTYPE html><html></html>", "HTML"},
+      {R"({"metadata": {}})", "a text in JSON"},
+      {std::string("PK\x03\x04\x14\0\0\0\0\0", 10), "torch.load"},
+      {"\x80\x02}q\1X\2aa", "a pickle"},
+      {std::string("\x80\x04\x95\x10\0\0\0\0\0\0\0", 11), "a pickle"},
+      {std::string("GGUF\3\0\0\0\1", 9), "llama.cpp"},
+      {"", "the end of the file"},
+  };
+  for (const auto& [text, expected] : kinds) {
+    SCOPED_TRACE(text);
+    const auto path = directory_.write("x.safetensors", test::bytes_of(text));
+    expect_error<Error>([&] { return WeightFile(path); }, {path.string(), "byte 0", expected});
+  }
 }
 
 TEST_F(Weights, ADatasetOfThemIsRefused) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,11 +20,17 @@ namespace penstock {
 struct WeightTensor {
   std::string name;
   std::string type;            ///< as the file writes it: "F32", "F8_E4M3"
-  DType dtype = DType::uint8;  ///< of the elements; uint8 also if they are bytes of a type that DType lacks
-  bool is_opaque = false;      ///< true for such a type
+  std::optional<DType> dtype;  ///< of the elements; none: DType lacks their type
   Shape shape;                 ///< {} for a scalar; extents may be 0
   std::size_t offset = 0;      ///< in the block, a multiple of WeightFile::kAlignment
   std::size_t bytes = 0;
+};
+
+/// A range of a tensor's first axis, as Python's slices: negative places count from the end, places past an
+/// end mean that end, and none means the tensor's own begin or end.
+struct WeightRows {
+  std::optional<std::int64_t> begin{};
+  std::optional<std::int64_t> end{};
 };
 
 /// Bytes of a file, by the way in which they were read.
@@ -48,12 +55,16 @@ class WeightFile {
   /// the offset and the expected content. Tensors of a type that is not known are bytes: their shape is not
   /// compared.
   explicit WeightFile(const std::filesystem::path& path);
-  /// The same with the tensors whose names are in `names`, which it has.
-  [[nodiscard]] WeightFile select(const std::vector<std::string>& names) const;
+  /// The same with the tensors whose names are in `names`, which it has. Of those in `rows` these rows alone.
+  /// Throws InvalidArgument for rows of a scalar, or rows that do not fill whole bytes.
+  [[nodiscard]] WeightFile select(const std::vector<std::string>& names,
+                                  const std::map<std::string, WeightRows>& rows = {}) const;
 
   [[nodiscard]] const std::string& name() const noexcept;
   /// In the order of the block.
   [[nodiscard]] const std::vector<WeightTensor>& tensors() const noexcept;
+  /// The texts that the file holds besides, by name.
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept;
   /// The size of the block.
   [[nodiscard]] std::size_t bytes() const noexcept;
   /// The size of the tensors alone, which are read.
@@ -76,12 +87,18 @@ class WeightFile {
   std::shared_ptr<const State> state_;
 };
 
-/// Opens .safetensors files that hold one set of tensors together. `names`: those to load, in any order;
-/// files without any of them are left out. None: all. Throws InvalidArgument if no file is given, or if none
-/// holds one of the names, and tells similar ones. Throws Error as WeightFile does, if two files hold a
-/// tensor of the same name, and if one to load is of a type that penstock does not move.
+/// Opens .safetensors files that hold one set of tensors together. An index (`model.safetensors.index.json`)
+/// stands for its shards, and a folder for its index, or else for all .safetensors files in it. `names`:
+/// those to load, in any order; files without any of them are left out. None: all. Throws InvalidArgument if
+/// no file is given, or if none holds one of the names, and tells similar ones. Throws Error as WeightFile
+/// does, if two files hold a tensor of the same name, and if one to load is of a type that penstock does not
+/// move.
 [[nodiscard]] std::vector<WeightFile> open_weights(
     const std::vector<std::filesystem::path>& files,
-    const std::optional<std::vector<std::string>>& names = std::nullopt);
+    const std::optional<std::vector<std::string>>& names = std::nullopt,
+    const std::map<std::string, WeightRows>& rows = {});
+
+/// The same files, with all their tensors, of whatever type.
+[[nodiscard]] std::vector<WeightFile> read_weight_headers(const std::vector<std::filesystem::path>& files);
 
 }  // namespace penstock
