@@ -367,13 +367,10 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
       "  penstock doctor trace.json --budget budget.txt --json -\n"
       "      in continuous integration\n"
       "  penstock doctor --loader train.py:loader\n"
-      "  penstock doctor --loader train.py:make_loader --step 12
-"
-      "      does it keep up with a step of 12 ms?
-"
+      "  penstock doctor --loader train.py:make_loader --step 12\n"
+      "      does it keep up with a step of 12 ms?\n"
       "--loader runs the Python that this command was installed into, or else the python3 of the PATH. It "
-      "needs
-"
+      "needs\n"
       "PyTorch and the penstock package.");
 }
 
