@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import os
+import pathlib
 from typing import Annotated, Final, overload
 
 import numpy
@@ -174,15 +175,60 @@ def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], c
 def fetch_into(tree: object | None, out: object | None, expand: object, outputs: object, host_engines: Sequence[Engine], cuda_engine: object) -> None:
     """Copies the arrays of a nest into those of another."""
 
+class WeightTensor:
+    """A tensor of a .safetensors file."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type(self) -> str:
+        """As the file writes it."""
+
+    @property
+    def shape(self) -> list[int]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+class WeightRows:
+    """A range of a tensor's first axis, as a slice."""
+
+    def __init__(self, begin: int | None, end: int | None) -> None: ...
+
+class WeightFile:
+    """The header of a .safetensors file, which stays open."""
+
+    @property
+    def path(self) -> pathlib.Path: ...
+
+    @property
+    def tensors(self) -> list[WeightTensor]:
+        """In the order of the file."""
+
+    @property
+    def metadata(self) -> dict[str, str]: ...
+
+def read_weight_headers(files: Sequence[str | os.PathLike]) -> list[WeightFile]:
+    """Reads no tensor."""
+
 class WeightLoad:
     """Loads .safetensors files to devices, in steps."""
 
-    def __init__(self, engines: Sequence[Engine], group: Group | None, ranks: RankOfGroup | None, files: Sequence[str | os.PathLike], names: Sequence[str] | None) -> None: ...
+    def __init__(self, engines: Sequence[Engine], group: Group | None, ranks: RankOfGroup | None, files: Sequence[str | os.PathLike], names: Sequence[str] | None = None, rows: Mapping[str, WeightRows] = {}) -> None: ...
 
-    def opaque_types(self) -> list[tuple[str, str]]:
+    def opaque(self) -> list[WeightTensor]:
         """
-        The tensors that will be arrays of bytes, each with its type in the file.
+        The tensors that will be arrays of bytes, along one axis: those of a type that has no DType.
         """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors to load."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that this process has read so far."""
 
     def start(self) -> None:
         """Allocates the memory, makes the tensors, and begins to read."""
@@ -213,7 +259,7 @@ class WeightSave:
     def cancel(self) -> None:
         """Has `write` end soon."""
 
-def copy_weights(names: Sequence[str], arrays: list, types: Mapping[str, str], metadata: Mapping[str, str], host_engines: Sequence[Engine], cuda_engine: object, kept: WeightSave | None) -> WeightSave:
+def copy_weights(names: Sequence[str], arrays: list, opaque: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str], host_engines: Sequence[Engine], cuda_engine: object, kept: WeightSave | None) -> WeightSave:
     """
     Copies tensors to where they lie in a .safetensors file. Blocks until the bytes are there.
     """

@@ -1,7 +1,6 @@
 """save_safetensors: the bytes in the file, when tensors may change, what stays if it fails, and who waits for whom."""
 
 import gc
-import importlib.util
 import logging
 import os
 import pathlib
@@ -255,11 +254,6 @@ class Named(torch.Tensor):
             penstock.Unsupported,
             "'a' is a nested tensor: .*offsets",
         ),
-        (
-            {"a": torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)},
-            penstock.Unsupported,
-            "'a' is quantised",
-        ),
         ({"a": torch.zeros(2).as_subclass(Named)}, penstock.Unsupported, r"'a' is of a type of its own \(Named\)"),
         ({"a": torch.zeros(2, dtype=torch.complex128)}, penstock.Unsupported, "'a' is complex128, .* only complex64"),
         ({"a": np.zeros(2, complex)}, penstock.Unsupported, "'a': .* complex128"),
@@ -292,9 +286,7 @@ def test_four_bits(path):
 def test_types_of_ml_dtypes_and_jax(path, name):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.array([[0.5, -1, 3], [0, 2, 4]], np.float32).astype(getattr(ml_dtypes, name))
-    arrays = {"numpy": array, "apart": array[:, ::2], "scalar": array[0, 1].reshape(())}
-    if importlib.util.find_spec("jax") is not None:
-        arrays["jax"] = importlib.import_module("jax.numpy").asarray(array)
+    arrays = {"numpy": array, "apart": array[:, ::2], "scalar": array[:1, 1].reshape(())}
     arrays["like_jax"] = LikeJax(array)
     penstock.save_safetensors(arrays, path)
     loaded = penstock.load_safetensors(path, "host")
@@ -416,7 +408,7 @@ def test_a_crash_does_not_stop_later_saves_of_the_same_process_number(path):
     """As in a container, where each run has the same number; without /proc, so that a file without a name gets none."""
     program = (
         "import numpy, os, penstock, resource, signal, subprocess, sys\n"
-        "print(os.getpid())\n"
+        "print(os.getpid(), flush=True)\n"
         "subprocess.run(['umount', '-l', '/proc'], check=True)\n"
         "if sys.argv[2] == 'dies':\n"
         "    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
@@ -424,15 +416,15 @@ def test_a_crash_does_not_stop_later_saves_of_the_same_process_number(path):
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))\n"
         "penstock.save_safetensors({'a': numpy.ones(2_000_000, 'u1')}, sys.argv[1])\n"
     )
-    container = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    container = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh"]
     if subprocess.run([*container, "umount", "-l", "/proc"], capture_output=True).returncode != 0:
         pytest.skip("containers are not allowed")
     runs = [
         subprocess.run([*container, sys.executable, "-c", program, path, how], capture_output=True, text=True)
         for how in ("dies", "dies", "lives")
     ]
-    assert {run.stdout for run in runs} == {"1\n"}
-    assert [run.returncode == 0 for run in runs] == [False, False, True], runs[-1].stderr
+    assert {run.stdout for run in runs} == {"2\n"}
+    assert [run.returncode for run in runs] == [128 + signal.SIGXFSZ] * 2 + [0], runs[-1].stderr
     assert files.content(path)[0]["a"] == ("U8", (2_000_000,), b"\1" * 2_000_000)
     left = [name for name in os.listdir(path.parent) if name != path.name]
     assert len(left) == 2 and all(name.startswith("penstock-") and name.endswith(".tmp") for name in left)
