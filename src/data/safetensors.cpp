@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
+#include <unordered_set>
 #include <utility>
 
 // A file holds the length of its header in eight bytes, the header in JSON, and the tensors' data side by
@@ -223,20 +225,23 @@ SafeTensor read_entry(Entry entry, std::uint64_t data, std::uint64_t file_bytes,
   return tensor;
 }
 
+void check_names(const std::vector<SafeTensor>& tensors, const std::string& file) {
+  std::unordered_set<std::string_view> names;
+  for (const SafeTensor& tensor : tensors) {
+    if (!names.insert(tensor.name).second) refuse_twice(tensor.name, file);
+  }
+}
+
 void check_places(const std::vector<SafeTensor>& tensors, std::uint64_t data, std::uint64_t file_bytes,
                   const std::string& file) {
-  std::vector<const SafeTensor*> placed;
-  for (const SafeTensor& tensor : tensors) placed.push_back(&tensor);
-  // One without elements lies before the one that begins at the same place.
-  std::ranges::sort(placed, {}, [](const SafeTensor* each) { return std::pair(each->offset, each->bytes); });
   std::uint64_t end = data;
-  for (const SafeTensor* each : placed) {
-    if (each->offset != end) {
+  for (const SafeTensor& each : tensors) {
+    if (each.offset != end) {
       throw_malformed(
-          file, std::min(end, each->offset), "tensors side by side",
-          fmt::format("{} '{}'", each->offset < end ? "an overlap with" : "a gap before", each->name));
+          file, std::min(end, each.offset), "tensors side by side",
+          fmt::format("{} '{}'", each.offset < end ? "an overlap with" : "a gap before", each.name));
     }
-    end = each->offset + each->bytes;
+    end = each.offset + each.bytes;
   }
   if (end != file_bytes) {
     throw_malformed(file, end, "the end of the file after the last tensor",
@@ -293,9 +298,11 @@ SafetensorsHeader read_safetensors_header(ReadAt read, std::uint64_t file_bytes,
   for (Entry& entry : header.entries) {
     tensors.push_back(read_entry(std::move(entry), data, file_bytes, file));
   }
-  std::ranges::sort(tensors, {}, &SafeTensor::name);
-  const auto twice = std::ranges::adjacent_find(tensors, {}, &SafeTensor::name);
-  if (twice != tensors.end()) refuse_twice(twice->name, file);
+  check_names(tensors, file);
+  // Those without elements lie before the one that begins at the same place.
+  std::ranges::sort(tensors, {}, [](const SafeTensor& each) {
+    return std::tuple(each.offset, each.bytes, std::string_view(each.name));
+  });
   check_places(tensors, data, file_bytes, file);
   return {std::move(tensors), std::move(header.metadata)};
 }
@@ -307,6 +314,7 @@ std::vector<FieldReaderPtr> read_safetensors(const std::filesystem::path& path, 
   };
   std::vector<FieldReaderPtr> readers;
   SafetensorsHeader header = read_safetensors_header(read, file.size(), file.name());
+  std::ranges::sort(header.tensors, {}, &SafeTensor::name);
   for (SafeTensor& tensor : header.tensors) {
     const std::string within = fmt::format("{} ({})", file.name(), tensor.name);
     if (!tensor.dtype) refuse_type(tensor.type, within);

@@ -43,7 +43,7 @@ struct SafeTensor {
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
 struct SafetensorsHeader {
-  std::vector<SafeTensor> tensors;  ///< in the order of their names; there may be none
+  std::vector<SafeTensor> tensors;  ///< in the order of the file; there may be none
   SafetensorsMetadata metadata;
 };
 

@@ -15,7 +15,6 @@
 #include <limits>
 #include <numeric>
 #include <string_view>
-#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -31,12 +30,7 @@ SafetensorsHeader read_header(const File& file) {
   const auto read = [&](std::uint64_t offset, std::span<std::byte> destination) {
     return file.read(offset, destination);
   };
-  SafetensorsHeader header = read_safetensors_header(read, file.size(), file.name());
-  // Those without elements lie before the one that begins at the same place.
-  std::ranges::sort(header.tensors, {}, [](const SafeTensor& each) {
-    return std::tuple(each.offset, each.bytes, std::string_view(each.name));
-  });
-  return header;
+  return read_safetensors_header(read, file.size(), file.name());
 }
 
 void keep_rows(SafeTensor& tensor, const WeightRows& rows) {
