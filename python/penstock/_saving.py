@@ -126,8 +126,9 @@ def save_safetensors(
     Ctrl-C while it waits ends the write. Thread-safe: saves come one after the other.
 
     Raises InvalidArgument for a nested dict, a name or a text that cannot be written, or a value that is not an array;
-    Unsupported for a dtype that the format or penstock does not have; Error for a file that cannot be written, with the
-    reason; OutOfMemory if there is no memory for the file; DeviceError.
+    Unsupported for a dtype that the format or penstock does not have; Error for a file that cannot be written, which is
+    also Python's own for the reason, such as FileNotFoundError; OutOfMemory if there is no memory for the file;
+    DeviceError.
     """
     global _kept, _last
     path = _path(file)
