@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _core, _others
-from ._errors import DeviceError, InvalidArgument
+from ._errors import Closed, DeviceError, InvalidArgument
 
 _engines: dict[str, _core.Engine] = {}
 _groups: dict[tuple[str, ...], _core.Group] = {}
 _users: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
+_ending = False  # the program; guarded by the lock
 _owner = os.getpid()
 
 
@@ -40,12 +41,15 @@ def resolve(device: Any) -> str:
 
 
 def engine_for(device: Any) -> _core.Engine:
-    """The engine of a device. Opens it at the first call. Raises InvalidArgument for an unknown device, and
-    DeviceError in a worker process of a DataLoader and in a process forked from one that had opened the device."""
+    """The engine of a device. Opens it at the first call. Raises InvalidArgument for an unknown device, DeviceError in
+    a worker process of a DataLoader and in a process forked from one that had opened the device, and Closed while the
+    program ends."""
     _refuse_worker()
     spec = resolve(device)
     with _lock:
         engine = _engines.get(spec)
+        if _ending:
+            raise closed(f"penstock opens {spec} no more: the program is ending.")
         if engine is None:
             _core.share_processors(_others.processes_on_these_processors())
             engine = _engines[spec] = _core.Engine(spec, _cache_directory())
@@ -136,12 +140,24 @@ def _forked() -> None:
 
 def close_at_exit(user: Any) -> None:
     """Calls `user.close()` before the engines are closed, if it is still there."""
-    _users.add(user)
+    with _lock:
+        _users.add(user)
+
+
+def closed(message: str) -> BaseException:
+    """A Closed. In a thread that works on while the program ends, what ends the thread, as `sys.exit()` does: if it
+    printed a traceback then, Python could find the lock of `sys.stderr` held by it, and abort."""
+    is_left = _ending and threading.current_thread() is not threading.main_thread()
+    return SystemExit(message) if is_left else Closed(message)
 
 
 @atexit.register
 def _close_all() -> None:
-    for user in list(_users):
+    global _ending
+    with _lock:
+        _ending = True
+        users = list(_users)
+    for user in users:
         user.close()
     if os.getpid() == _owner:
         for opened in [*_groups.values(), *_engines.values()]:

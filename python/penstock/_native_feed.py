@@ -247,7 +247,7 @@ class NativeIterator:
     def __del__(self) -> None:
         if is_forked():  # another thread may have held the lock
             return
-        with contextlib.suppress(Exception):  # the loader is closed
+        with contextlib.suppress(Exception, SystemExit):  # the loader is closed
             self.close()
 
 

@@ -1,5 +1,7 @@
 #include "arrays.hpp"
 
+#include "interpreter_lock.hpp"
+
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
@@ -53,7 +55,7 @@ nb::object to_dlpack(const DeviceArray& array, nb::handle stream, nb::handle max
   if (!copy.is_none() && nb::cast<bool>(copy)) throw nb::buffer_error("__dlpack__: does not copy");
   const ConsumerStream consumer = parse_stream(stream);
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     if (consumer.unnamed) array.storage->synchronize();
     array.storage->hand_to(consumer.handle);
   }
@@ -85,7 +87,7 @@ nb::dict cuda_array_interface(const DeviceArray& array) {
   nb::list strides;
   for (std::int32_t axis = 0; axis < leaf.ndim(); ++axis) strides.append(leaf.strides()[axis] * item_bytes);
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     array.storage->synchronize();
     array.storage->hand_to(nullptr);
   }

@@ -1,6 +1,7 @@
 #include "engine.hpp"
 
 #include "arrays.hpp"
+#include "interpreter_lock.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -162,11 +163,11 @@ nb::object Flight::land_on(StreamHandle current) {
     return std::move(result_);
   }
   if (engine_->is_cuda() && Torch::get() != nullptr) {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     const Stream stream = engine_->device().wrap_stream(current);
     for (const auto& transfer : pending_.transfers) stream.wait(transfer);
   } else if (!engine_->is_cuda()) {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     for (const auto& transfer : pending_.transfers) transfer.synchronize();
     static_cast<PoolStorage&>(*pending_.storage).set_transfers({});
     pending_.transfers.clear();
@@ -180,26 +181,29 @@ nb::object Flight::land_on(StreamHandle current) {
 
 void Flight::release_sources() {
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     for (const auto& transfer : pending_.transfers) transfer.synchronize_source();
   }
   pending_.sources.clear();
 }
 
 Engine::Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory)
-    : device_(Device::open(spec)), cuda_(!device_.info().in_host_memory), generation_(fork_generation()) {
-  engine_ = std::make_unique<TransferEngine>(device_, options_for(device_, cache_directory));
+    : device_(Device::open(spec)),
+      cuda_(!device_.info().in_host_memory),
+      generation_(fork_generation()),
+      engine_(std::make_unique<TransferEngine>(device_, options_for(device_, cache_directory))),
+      profile_(engine_.get()->profile()) {
   pool_.emplace(make_device_pool(device_));
   release_stream_ = std::make_shared<const Stream>(device_.create_stream());
 }
 
 std::shared_ptr<Engine> Engine::open(const std::string& spec,
                                      const std::optional<std::filesystem::path>& cache_directory) {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return {new Engine(spec, cache_directory), [](Engine* engine) {
             engine->close();
             // The pool and the device wait for the user's work, which may need the interpreter.
-            const nb::gil_scoped_release without_lock;
+            const Unlocked without_lock;
             delete engine;
           }};
 }
@@ -214,10 +218,20 @@ void Engine::refuse_fork() const {
   }
 }
 
-TransferEngine& Engine::engine() const {
+void Engine::refuse_closed() const {
   refuse_fork();
-  if (!engine_) throw Closed("penstock's engine for " + device_.info().spec + " was closed.");
-  return *engine_;
+  if (!engine_.is_open()) throw closed_error();
+}
+
+std::shared_ptr<TransferEngine> Engine::engine() const {
+  refuse_fork();
+  auto engine = engine_.get();
+  if (!engine) throw closed_error();
+  return engine;
+}
+
+Closed Engine::closed_error() const {
+  return Closed("penstock's engine for " + device_.info().spec + " was closed.");
 }
 
 bool Engine::owns(const void* data) const { return fork_generation() == generation_ && device_.owns(data); }
@@ -230,14 +244,14 @@ std::size_t Engine::in_flight() {
 
 std::shared_ptr<Storage> Engine::allocate(std::size_t bytes, bool for_torch) {
   if (cuda_ && for_torch) return Torch::get()->allocate(index(), bytes);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return std::make_shared<PoolStorage>(device_, release_stream_,
                                        pool_->allocate_wait(std::max(bytes, kAlignment)));
 }
 
 std::shared_ptr<Storage> Engine::allocate_pinned(std::size_t bytes) {
   refuse_fork();
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   std::call_once(pinned_made_, [this] { pinned_.emplace(make_pinned_pool(device_)); });
   return std::make_shared<PinnedStorage>(pinned_->allocate(std::max(bytes, kAlignment)));
 }
@@ -272,7 +286,7 @@ Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, co
   FixedSet* const set = flight.set_.get();
   const std::optional<Stream> after = stream_of(flight);
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     if (set != nullptr) {
       // Nobody may have waited for the transfers of a batch that was dropped.
       order_behind(set->transfers, after);
@@ -300,7 +314,7 @@ std::optional<Stream> Engine::stream_of(const Flight& flight) const {
 Shipment Engine::load(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
                       FixedBatches* fixed) {
   reap();
-  (void)engine();
+  refuse_closed();
   Flight flight(shared_from_this());
   const auto count = [&flight](const Leaf& leaf) {
     if (flight.arrays_++ == 0 && leaf.ndim() > 0) flight.samples_ = static_cast<std::size_t>(leaf.shape()[0]);
@@ -471,7 +485,7 @@ void Engine::enqueue(Shipment& shipment, const CopyOptions& common) {
     const std::size_t first = groups.together.front();
     std::byte* const destination = destinations[first] - (leaves[first].data - groups.slot.data());
     options.source_kind = MemoryKind::registered;
-    transfers.push_back(engine().copy(destination, groups.slot.data(), groups.slot.size(), options));
+    transfers.push_back(engine()->copy(destination, groups.slot.data(), groups.slot.size(), options));
   }
   enqueue_others(flight, groups, leaves, destinations, common);
 }
@@ -489,7 +503,7 @@ void Engine::enqueue_others(Flight& flight, const Groups& groups, const std::vec
   const auto send = [&](std::vector<TransferPiece>& pieces, TransferPath path) {
     options.source_kind = MemoryKind::pageable;
     options.path = path;
-    transfers.push_back(engine().copy_pieces(pieces, CopyDirection::h2d, options));
+    transfers.push_back(engine()->copy_pieces(pieces, CopyDirection::h2d, options));
     pieces.clear();
   };
   // Large arrays in pageable memory travel as one stream of bytes, and small ones join it. The stream begins
@@ -502,7 +516,7 @@ void Engine::enqueue_others(Flight& flight, const Groups& groups, const std::vec
     if (kind != MemoryKind::pageable) {
       options.source_kind = is_pinned(leaves[i]) ? std::optional(MemoryKind::pinned) : std::nullopt;
       options.path = TransferPath::automatic;
-      transfers.push_back(engine().copy(destinations[i], leaves[i].data, leaves[i].bytes, options));
+      transfers.push_back(engine()->copy(destinations[i], leaves[i].data, leaves[i].bytes, options));
       continue;
     }
     staged.insert(staged.end(), packed.begin(), packed.end());
@@ -527,7 +541,7 @@ void Engine::fetch(const std::vector<Fetch>& fetches) {
     if (fetch.leaf->framework != Framework::penstock) continue;
     written_by_us.push_back(nb::cast<const DeviceArray&>(fetch.leaf->source).storage);
   }
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   // The work that writes the tensors is queued on PyTorch's current stream. An Array knows its own transfers.
   const Stream intake = device_.create_stream();
   if (torch != nullptr) {
@@ -552,16 +566,16 @@ void Engine::fetch(const std::vector<Fetch>& fetches) {
       staged.push_back({leaf.data, fetch.to, leaf.bytes});
     } else {
       options.destination_kind = fetch.kind;
-      pending.transfers.push_back(engine().copy(fetch.to, leaf.data, leaf.bytes, options));
+      pending.transfers.push_back(engine()->copy(fetch.to, leaf.data, leaf.bytes, options));
     }
   }
   options.destination_kind = MemoryKind::pageable;
   if (!packed.empty()) {
-    pending.transfers.push_back(engine().copy_pieces(packed, CopyDirection::d2h, options));
+    pending.transfers.push_back(engine()->copy_pieces(packed, CopyDirection::d2h, options));
   }
   if (!staged.empty()) {
     options.path = TransferPath::staged;
-    pending.transfers.push_back(engine().copy_pieces(staged, CopyDirection::d2h, options));
+    pending.transfers.push_back(engine()->copy_pieces(staged, CopyDirection::d2h, options));
   }
   for (const auto& transfer : pending.transfers) transfer.synchronize();
 }
@@ -589,22 +603,16 @@ void Engine::reap() {
 }
 
 void Engine::close() {
+  // In a forked process, the threads and transfers belong to the parent.
+  if (fork_generation() != generation_) return;
   std::vector<PendingTransfers> pending;
-  std::unique_ptr<TransferEngine> engine;
   {
     const std::lock_guard lock(mutex_);
     pending.swap(pending_);
-    engine.swap(engine_);
   }
-  if (fork_generation() != generation_) {
-    // The threads and transfers belong to the parent.
-    return;
-  }
-  {
-    const nb::gil_scoped_release unlocked;
-    for (const auto& one : pending) one.wait();
-    engine.reset();
-  }
+  const Unlocked unlocked;
+  for (const auto& one : pending) one.wait();
+  engine_.close();
 }
 
 }  // namespace penstock::python

@@ -1,13 +1,16 @@
 #pragma once
 
+#include "closable.hpp"
 #include "filled_slot.hpp"
 #include "fixed_batches.hpp"
 #include "frameworks.hpp"
 #include "storage.hpp"
 #include "tree.hpp"
 
+#include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/memory/pool.hpp>
+#include <penstock/transfer/link_profile.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <nanobind/nanobind.h>
@@ -149,7 +152,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Releases the memory of finished transfers. Does not block.
   void reap();
   void keep(PendingTransfers pending);
-  /// Waits for the transfers in flight and closes the device. Results stay valid. Later calls throw Closed.
+  /// Waits for the transfers in flight, and for the calls of other threads that make some, and closes the
+  /// device. Results stay valid. Later calls throw Closed. The caller holds the interpreter's lock.
   void close();
 
   /// Throws DeviceError in a process that was forked from the one that opened this engine.
@@ -157,7 +161,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   [[nodiscard]] const DeviceInfo& info() const noexcept { return device_.info(); }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
-  [[nodiscard]] const TransferEngine& transfers() const { return engine(); }
+  /// Throws Closed after close(), and DeviceError in a forked process.
+  void refuse_closed() const;
+  /// See Closable::get. Throws as refuse_closed does.
+  [[nodiscard]] std::shared_ptr<TransferEngine> engine() const;
+  /// Of the device's link.
+  [[nodiscard]] const LinkProfile& profile() const noexcept { return profile_; }
   [[nodiscard]] bool is_cuda() const noexcept { return cuda_; }
   [[nodiscard]] int index() const noexcept { return device_.info().index; }
   [[nodiscard]] std::size_t in_flight();
@@ -167,7 +176,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   friend class Group;
   friend struct RankOfGroup;
   Engine(const std::string& spec, const std::optional<std::filesystem::path>& cache_directory);
-  [[nodiscard]] TransferEngine& engine() const;
+  [[nodiscard]] Closed closed_error() const;
   [[nodiscard]] std::shared_ptr<Storage> allocate(std::size_t bytes, bool for_torch);
   /// Where the arrays of one nest lie in its memory.
   struct Layout {
@@ -204,7 +213,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Device device_;
   bool cuda_;
   std::uint64_t generation_;
-  std::unique_ptr<TransferEngine> engine_;
+  Closable<TransferEngine> engine_;
+  const LinkProfile profile_;
   std::optional<Pool> pool_;
   std::once_flag pinned_made_;
   std::optional<Pool> pinned_;

@@ -1,6 +1,7 @@
 #include "feed_account.hpp"
 
 #include "frameworks.hpp"
+#include "interpreter_lock.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -19,13 +20,10 @@ AccountOptions account_options(const LinkProfile& profile) {
           .wraps_loader = true};
 }
 
-double pin_seconds_of(const FilledSlot* slot) noexcept { return slot == nullptr ? 0 : slot->pin_seconds; }
-
 }  // namespace
 
 FeedAccount::FeedAccount(std::shared_ptr<Engine> engine, std::size_t prefetch_depth)
-    : engine_(std::move(engine)),
-      account_(engine_->device(), account_options(engine_->transfers().profile())) {
+    : engine_(std::move(engine)), account_(engine_->device(), account_options(engine_->profile())) {
   host_.prefetch_depth = prefetch_depth;
 }
 
@@ -33,7 +31,7 @@ FeedStatistics FeedAccount::statistics() {
   engine_->refuse_fork();
   FeedStatistics statistics;
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     statistics = account_.total();
   }
   statistics.knows_consumer = host_.knows_consumer;
@@ -65,7 +63,7 @@ void FeedAccount::of_workers(unsigned count, bool starts_workers) {
 
 std::vector<BatchTimes> FeedAccount::timeline() {
   engine_->refuse_fork();
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return account_.timeline();
 }
 
@@ -87,7 +85,7 @@ void FeedIteration::ask(std::size_t ready) {
   if (current) stream_.emplace(engine.device().wrap_stream(*current));
   const bool is_first = !epoch_;
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     request_.emplace(feed_->account_, stream_ ? &*stream_ : nullptr, is_first);
   }
   if (is_first) epoch_ = feed_->epochs_++;
@@ -125,14 +123,14 @@ void FeedIteration::unstaged() {
 Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
                            FixedBatches* fixed) {
   Flight flight = feed_->engine_->send(tree, expand, pin, true, slot, fixed);
-  note_sent(flight.pin_seconds() + pin_seconds_of(slot));
+  note_sent(flight.pin_seconds());
   return flight;
 }
 
 FlightToAll FeedIteration::send_to_all(Group& group, nb::handle tree, const std::vector<nb::object>& expand,
                                        const FilledSlot* slot) {
   FlightToAll flight = group.send(tree, expand, slot);
-  note_sent(pin_seconds_of(slot));
+  note_sent(0);
   return flight;
 }
 
@@ -179,7 +177,7 @@ nb::object FeedIteration::answer(const Flight& flight, std::size_t link_bytes, H
   ++feed_->host_.batches;
   feed_->host_.arrays += flight.arrays();
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     request_->answer({.timed = timed,
                       .times = times_,
                       .delivered_bytes = flight.bytes() + flight.bytes_left(),
@@ -192,7 +190,7 @@ nb::object FeedIteration::answer(const Flight& flight, std::size_t link_bytes, H
 
 void FeedIteration::leave(bool over) {
   if (request_) {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     request_->end(*epoch_);
     request_.reset();
   }

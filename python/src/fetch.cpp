@@ -1,6 +1,7 @@
 #include "fetch.hpp"
 
 #include "arrays.hpp"
+#include "interpreter_lock.hpp"
 #include "tree.hpp"
 
 #include <penstock/core/error.hpp>
@@ -35,7 +36,7 @@ HostTarget make_target(const Leaf& leaf, std::shared_ptr<Storage> storage, Memor
 // Each result has memory of its own: torch.save writes the whole of it.
 HostTarget make_pageable(const Leaf& leaf, const Engine& engine) {
   const auto allocate = [&] {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return std::make_shared<HostStorage>(leaf.bytes, *engine.device().host_workers());
   };
   return make_target(leaf, allocate(), MemoryKind::pageable);
@@ -210,7 +211,7 @@ void copy_to_host(const std::vector<Leaf>& leaves, const std::vector<EnginePoint
       engine->fetch(fetches);
       continue;
     }
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     for (const auto& [leaf, to, kind] : fetches) {
       if (leaf->bytes > 0) std::memcpy(to, leaf->data, leaf->bytes);
     }

@@ -1,5 +1,7 @@
 #include "group.hpp"
 
+#include "interpreter_lock.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
@@ -24,6 +26,7 @@ namespace {
 
 // Handing fewer bytes to the members' threads takes longer than the links of the others save.
 constexpr std::size_t kLeastInGroup = std::size_t{1} << 20;
+constexpr const char* kClosed = "penstock's group of devices was closed.";
 
 DeviceGroup group_of(const std::vector<std::shared_ptr<Engine>>& engines) {
   std::vector<Device> devices;
@@ -45,6 +48,14 @@ std::optional<GroupProfile> stored_profile(const DeviceGroup& group,
   return profile;
 }
 
+std::unique_ptr<GroupEngine> make_engine(const std::vector<std::shared_ptr<Engine>>& engines,
+                                         const DeviceGroup& group,
+                                         const std::optional<GroupProfile>& measured) {
+  GroupOptions options{.measured = measured};
+  for (const auto& engine : engines) options.profiles.push_back(engine->profile());
+  return std::make_unique<GroupEngine>(group, std::move(options));
+}
+
 // An array that is on one of the devices already is a leaf for the others alone.
 bool have_the_same_leaves(std::vector<Shipment>& shipments) {
   std::vector<Leaf>& first = shipments.front().nest.leaves();
@@ -60,27 +71,30 @@ bool have_the_same_leaves(std::vector<Shipment>& shipments) {
 
 Group::Group(std::vector<std::shared_ptr<Engine>> engines,
              const std::optional<std::filesystem::path>& cache_directory)
-    : engines_(std::move(engines)) {
-  const DeviceGroup group = group_of(engines_);
-  measured_ = stored_profile(group, cache_directory);
-  GroupOptions options{.measured = measured_};
-  for (const auto& engine : engines_) options.profiles.push_back(engine->transfers().profile());
-  group_ = std::make_unique<GroupEngine>(group, std::move(options));
-}
+    : engines_(std::move(engines)),
+      devices_(group_of(engines_)),
+      measured_(stored_profile(devices_, cache_directory)),
+      group_(make_engine(engines_, devices_, measured_)) {}
 
 std::shared_ptr<Group> Group::open(std::vector<std::shared_ptr<Engine>> engines,
                                    const std::optional<std::filesystem::path>& cache_directory) {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return {new Group(std::move(engines), cache_directory), [](Group* group) {
             group->close();
             delete group;
           }};
 }
 
-GroupEngine& Group::engine() const {
+void Group::refuse_closed() const {
   for (const auto& engine : engines_) engine->refuse_fork();
-  if (!group_) throw Closed("penstock's group of devices was closed.");
-  return *group_;
+  if (!group_.is_open()) throw Closed(kClosed);
+}
+
+std::shared_ptr<GroupEngine> Group::engine() const {
+  for (const auto& engine : engines_) engine->refuse_fork();
+  auto group = group_.get();
+  if (!group) throw Closed(kClosed);
+  return group;
 }
 
 bool FlightToAll::sees(const FilledSlot& slot) const noexcept {
@@ -89,7 +103,7 @@ bool FlightToAll::sees(const FilledSlot& slot) const noexcept {
 }
 
 FlightToAll Group::send(nb::handle tree, const std::vector<nb::object>& expand, const FilledSlot* slot) {
-  (void)engine();
+  refuse_closed();
   // Arrays for one host device stay in a slot; those for several are copied out of it.
   const FilledSlot* const read_there = engines_.front()->is_cuda() ? slot : nullptr;
   std::vector<Shipment> shipments;
@@ -107,7 +121,7 @@ FlightToAll Group::send(nb::handle tree, const std::vector<nb::object>& expand, 
 }
 
 Flight Group::relay(nb::handle tree, nb::handle expand) {
-  (void)engine();
+  refuse_closed();
   std::vector<Shipment> shipments;
   shipments.push_back(engines_.front()->load(tree, expand, false, nullptr, nullptr));
   enqueue(shipments, nullptr);
@@ -116,7 +130,7 @@ Flight Group::relay(nb::handle tree, nb::handle expand) {
 
 std::size_t Group::crossings() const {
   const bool pays = !measured_ || measured_->feeding_once_pays();
-  return pays ? engine().group().cliques().size() : engines_.size();
+  return pays ? devices_.cliques().size() : engines_.size();
 }
 
 std::size_t Group::enqueue(std::vector<Shipment>& shipments, const FilledSlot* slot) const {
@@ -127,7 +141,7 @@ std::size_t Group::enqueue(std::vector<Shipment>& shipments, const FilledSlot* s
     streams.push_back(engines_[i]->stream_of(shipments[i].flight));
   }
   const auto plainly = [&] {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     for (std::size_t i = 0; i < shipments.size(); ++i) {
       if (shipments[i].nest.leaves().empty()) continue;
       engines_[i]->enqueue(shipments[i], {.after = streams[i] ? &*streams[i] : nullptr});
@@ -171,21 +185,24 @@ std::size_t Group::enqueue(std::vector<Shipment>& shipments, const FilledSlot* s
   for (const Leaf& leaf : leaves) {
     if (!is_in(slot, leaf)) sources.push_back(leaf.source);
   }
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   for (const auto* const pieces : {&in_place, &staged}) {
     if (pieces->empty()) continue;
     if (pieces == &staged) options.source_kind = MemoryKind::pageable;
-    keep(shipments.size() == engines_.size() ? engine().feed_once(destinations, *pieces, options)
-                                             : engine().relay(0, destinations.front(), *pieces, options));
+    keep(shipments.size() == engines_.size() ? engine()->feed_once(destinations, *pieces, options)
+                                             : engine()->relay(0, destinations.front(), *pieces, options));
   }
   return shipments.size() == engines_.size() ? bytes * crossings() : bytes;
 }
 
+std::vector<std::size_t> Group::carried() const {
+  const Unlocked unlocked;
+  return engine()->carried();
+}
+
 void Group::close() {
-  if (group_ && !engines_.empty()) {
-    const nb::gil_scoped_release unlocked;
-    group_.reset();
-  }
+  const Unlocked unlocked;
+  group_.close();
 }
 
 void bind_group(nb::module_& module) {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include "closable.hpp"
 #include "engine.hpp"
 
+#include <penstock/device/device_group.hpp>
 #include <penstock/transfer/group_engine.hpp>
 
 #include <nanobind/nanobind.h>
@@ -50,15 +52,18 @@ class Group {
   /// Sends to the first device, over the links of all.
   [[nodiscard]] Flight relay(nb::handle tree, nb::handle expand);
 
-  /// Throws if it is closed or the process was forked.
-  [[nodiscard]] GroupEngine& engine() const;
+  /// Throws Closed after close(), and DeviceError in a forked process.
+  void refuse_closed() const;
+  /// See Closable::get. Throws as refuse_closed does.
+  [[nodiscard]] std::shared_ptr<GroupEngine> engine() const;
   /// Of the devices, in their order.
   [[nodiscard]] const std::vector<std::shared_ptr<Engine>>& engines() const noexcept { return engines_; }
+  [[nodiscard]] const DeviceGroup& devices() const noexcept { return devices_; }
   [[nodiscard]] const std::optional<GroupProfile>& measured() const noexcept { return measured_; }
   /// Bytes that each device has pulled over its link so far.
-  [[nodiscard]] std::vector<std::size_t> carried() const { return engine().carried(); }
+  [[nodiscard]] std::vector<std::size_t> carried() const;
 
-  /// Waits for the transfers and ends the threads. Before the engines are closed.
+  /// As Engine::close. Before the engines are closed.
   void close();
 
  private:
@@ -71,8 +76,9 @@ class Group {
   [[nodiscard]] std::size_t crossings() const;
 
   const std::vector<std::shared_ptr<Engine>> engines_;
-  std::optional<GroupProfile> measured_;
-  std::unique_ptr<GroupEngine> group_;
+  const DeviceGroup devices_;
+  const std::optional<GroupProfile> measured_;
+  Closable<GroupEngine> group_;
 };
 
 void bind_group(nb::module_& module);

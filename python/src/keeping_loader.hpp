@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine.hpp"
+#include "interpreter_lock.hpp"
 #include "lease_storage.hpp"
 #include "python_batch_sampler.hpp"
 #include "signals.hpp"
@@ -38,7 +39,7 @@ class KeepingLoader {
   }
   ~KeepingLoader() {
     // The loader's threads may release the arrays last, and then take the interpreter's lock.
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     loader_.reset();
   }
   KeepingLoader(const KeepingLoader&) = delete;
@@ -65,7 +66,7 @@ class KeepingLoader {
       Leases leases = std::exchange(kept_, {});
       try {
         {
-          const nb::gil_scoped_release unlocked;
+          const Unlocked unlocked;
           if (leases.empty()) {
             leases = take(streams, own);
           } else {
@@ -102,7 +103,7 @@ class KeepingLoader {
       drop_and([&] { loader_->leave_epoch(); });
     } else {
       start_epoch(next);
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       loader_->synchronize();
     }
   }
@@ -144,7 +145,7 @@ class KeepingLoader {
   template <typename Change>
   void drop_and(Change&& change) {
     Leases dropped = std::exchange(kept_, {});
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     dropped.clear();
     change();
   }

@@ -5,6 +5,7 @@
 #include "file_field.hpp"
 #include "filled_slot.hpp"
 #include "group.hpp"
+#include "interpreter_lock.hpp"
 #include "native_loader.hpp"
 #include "sampler_state.hpp"
 #include "share_dataset.hpp"
@@ -67,7 +68,7 @@ void translate(const std::exception_ptr& pointer, void* /*payload*/) {
   } catch (const Unsupported& error) {
     raise(make_error("Unsupported", error));
   } catch (const Closed& error) {
-    raise(make_error("Closed", error));
+    raise(nb::module_::import_("penstock._engines").attr("closed")(error.what()));
   } catch (const Error& error) {
     raise(make_error("Error", error));
   }
@@ -154,7 +155,7 @@ NB_MODULE(_core, module) {
          const std::filesystem::path& python) {
         std::vector<std::string> texts;
         for (const nb::bytes& argument : arguments) texts.emplace_back(argument.c_str(), argument.size());
-        const nb::gil_scoped_release unlocked;
+        const Unlocked unlocked;
         return penstock::cli::run_command(texts, chart_library, python.string());
       },
       nb::arg("arguments"), nb::arg("chart_library"), nb::arg("python"),

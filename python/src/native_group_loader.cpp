@@ -1,5 +1,7 @@
 #include "native_group_loader.hpp"
 
+#include "interpreter_lock.hpp"
+
 #include <utility>
 
 namespace penstock::python {
@@ -7,15 +9,16 @@ namespace {
 
 GroupLinks links_of(const Group& group) {
   GroupLinks links{.measured = group.measured()};
-  for (const auto& engine : group.engines()) links.profiles.push_back(engine->transfers().profile());
+  for (const auto& engine : group.engines()) links.profiles.push_back(engine->profile());
   return links;
 }
 
 /// For all devices, or for the first one over the links of all.
 GroupLoader make_group_loader(const Group& group, Dataset dataset, LoaderOptions options, bool relays) {
-  const DeviceGroup& devices = group.engine().group();
+  group.refuse_closed();
+  const DeviceGroup& devices = group.devices();
   GroupLinks links = links_of(group);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return relays ? GroupLoader::relay(0, std::move(dataset), devices, std::move(options), std::move(links))
                 : GroupLoader(std::move(dataset), devices, std::move(options), std::move(links));
 }
@@ -38,7 +41,7 @@ NativeRelayLoader::NativeRelayLoader(const std::shared_ptr<Group>& group, const 
 }
 
 nb::object NativeGroupLoader::next() {
-  (void)group_->engine();  // throws in a forked process, and after close
+  group_->refuse_closed();
   return loader_.next([&](const auto& leases) {
     nb::list all;
     for (std::size_t i = 0; i < leases.size(); ++i) all.append(make_fields(*group_->engines()[i], leases[i]));

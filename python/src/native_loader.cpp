@@ -3,6 +3,7 @@
 #include "arrays.hpp"
 #include "file_field.hpp"
 #include "frameworks.hpp"
+#include "interpreter_lock.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/data/readers.hpp>
@@ -28,7 +29,7 @@ std::shared_ptr<const void> keep_alive(const nb::object& object) {
   PyObject* pointer = nb::object(object).release().ptr();
   return {static_cast<const void*>(pointer), [pointer](const void*) {
             if (!nb::is_alive()) return;
-            const nb::gil_scoped_acquire locked;
+            const Locked locked;
             Py_DECREF(pointer);
           }};
 }
@@ -104,9 +105,10 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
 }
 
 Loader make_loader(const Engine& engine, Dataset dataset, LoaderOptions options) {
-  const LinkProfile& profile = engine.transfers().profile();
+  engine.refuse_closed();
+  const LinkProfile& profile = engine.profile();
   if (profile.measured) options.profile = profile;
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return Loader(std::move(dataset), engine.device(), std::move(options));
 }
 
@@ -152,7 +154,7 @@ NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields,
 }
 
 nb::object NativeLoader::next() {
-  (void)engine_->transfers();  // throws in a forked process, and after close
+  engine_->refuse_closed();
   return loader_.next([&](const auto& leases) {
     return mark_.is_none() ? make_all(leases.front()) : make_again(leases.front());
   });
@@ -231,7 +233,7 @@ bool NativeLoader::end_leases() {
       return false;
     }
     {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       one.storage->let_go();
     }
     return were_changed(one.arrays);

@@ -1,5 +1,6 @@
 #include "native_rank_loader.hpp"
 
+#include "interpreter_lock.hpp"
 #include "signals.hpp"
 
 #include <utility>
@@ -9,7 +10,7 @@ namespace {
 
 RankLoader make_rank_loader(const RankOfGroup& group, Dataset dataset, LoaderOptions options) {
   options.profile = group.profile();
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return RankLoader(std::move(dataset), group.engine->device(), group.group->options(), std::move(options));
 }
 
@@ -21,7 +22,7 @@ NativeRankLoader::NativeRankLoader(const RankOfGroup& group, const NativeLoader:
       loader_(make_rank_loader(group, make_dataset(fields), std::move(options)), {engine_}) {}
 
 nb::object NativeRankLoader::next() {
-  (void)engine_->transfers();  // throws in a forked process, and after close
+  engine_->refuse_closed();
   return loader_.next([&](const auto& leases) { return make_fields(*engine_, leases.front()); });
 }
 

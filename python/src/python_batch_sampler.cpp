@@ -1,6 +1,7 @@
 #include "python_batch_sampler.hpp"
 
 #include "frameworks.hpp"
+#include "interpreter_lock.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -15,13 +16,13 @@ PythonBatchSampler::~PythonBatchSampler() {
     for (const auto& draw : drawn_) static_cast<void>(draw->array.release());
     return;
   }
-  const nb::gil_scoped_acquire locked;
+  const Locked locked;
   batches_.reset();
   drawn_.clear();
 }
 
 void PythonBatchSampler::start_epoch(std::uint64_t) {
-  const nb::gil_scoped_acquire locked;
+  const Locked locked;
   left_ = {};
   draws_ = 0;
   static_cast<void>(ask("start"));
@@ -41,7 +42,7 @@ nb::object PythonBatchSampler::ask(const char* method, Arguments... arguments) c
 void PythonBatchSampler::fail() const { batches().attr("fail")(); }
 
 bool PythonBatchSampler::draw() {
-  const nb::gil_scoped_acquire locked;
+  const Locked locked;
   nb::object array = ask("next", draws_);
   if (array.is_none()) return false;
   ++draws_;

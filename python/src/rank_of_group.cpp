@@ -1,5 +1,6 @@
 #include "rank_of_group.hpp"
 
+#include "interpreter_lock.hpp"
 #include "signals.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
@@ -47,7 +48,7 @@ std::string reason() {
   try {
     throw;
   } catch (const nb::python_error& error) {
-    const nb::gil_scoped_acquire locked;
+    const Locked locked;
     return message_of(error.value());
   } catch (const std::exception& error) {
     return error.what();
@@ -104,12 +105,12 @@ void GroupBoard::use(const std::function<void(ProcessBoard&)>& use, std::functio
 }
 
 std::optional<LinkProfile> RankOfGroup::profile() const {
-  const LinkProfile& profile = engine->transfers().profile();
+  const LinkProfile& profile = engine->profile();
   return profile.measured ? std::optional(profile) : std::nullopt;
 }
 
 void RankOfGroup::tell(const std::string& error) const {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   try {
     group->use([&](ProcessBoard& board) { board.agree("it failed: " + error); });
   } catch (const std::exception&) {  // the caller has an error already
@@ -127,8 +128,7 @@ Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
     const std::vector<Leaf>& leaves = shipment->nest.leaves();
     // Groups depend on how the memory of this process is locked, and the others have another.
     layout = Engine::lay_out_in_order(leaves);
-    const StoreKind stores =
-        engine->transfers().profile().streaming_stores ? StoreKind::streaming : StoreKind::cached;
+    const StoreKind stores = engine->profile().streaming_stores ? StoreKind::streaming : StoreKind::cached;
     if (!leaves.empty()) {
       blocks.push_back({shipment->flight.pending_.storage->data(), layout.bytes,
                         copies_of(leaves, layout.offsets, stores)});
@@ -143,7 +143,7 @@ Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
     throw;
   }
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     const Stream* const stream = after ? &*after : nullptr;
     bool filled = false;
     group->use([&](ProcessBoard& board) {

@@ -1,6 +1,7 @@
 #include "share_dataset.hpp"
 
 #include "frameworks.hpp"
+#include "interpreter_lock.hpp"
 #include "native_loader.hpp"
 #include "signals.hpp"
 #include "storage.hpp"
@@ -47,16 +48,16 @@ struct SharedFields {
 using Made = std::tuple<nb::bytes, NativeLoader::Arrays, std::vector<std::filesystem::path>>;
 
 MadeDataset call_make(const nb::callable& make) {
-  const nb::gil_scoped_acquire locked;
+  const Locked locked;
   const auto [note, arrays, paths] = nb::cast<Made>(make());
   std::string text(note.c_str(), note.size());
   if (paths.empty()) return {make_dataset(arrays), std::move(text)};
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return {open_dataset(paths, {.split = "train", .search = {}, .file = {.load_limit = 0}}), std::move(text)};
 }
 
 SharedFields share_fields(const std::string& key, std::size_t processes, const nb::callable& make) {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   SharedDataset shared = share_dataset({.key = key, .processes = processes, .while_waiting = &hear_signals},
                                        [&] { return call_make(make); });
   auto storage = std::make_shared<PagesStorage>(shared.pages);

@@ -1,5 +1,7 @@
 #include "signals.hpp"
 
+#include "interpreter_lock.hpp"
+
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;
@@ -7,7 +9,7 @@ namespace nb = nanobind;
 namespace penstock::python {
 
 void hear_signals() {
-  const nb::gil_scoped_acquire locked;
+  const Locked locked;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 

@@ -1,5 +1,7 @@
 #include "torch_order.hpp"
 
+#include "interpreter_lock.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
 #include <penstock/core/start_thread.hpp>
@@ -105,7 +107,7 @@ class TorchOrder {
   Numbers next() {
     auto block = std::make_unique<Block>();
     {
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       state_->take(*block);
     }
     if (block->empty()) throw nb::stop_iteration();

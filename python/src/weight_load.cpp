@@ -1,5 +1,7 @@
 #include "weight_load.hpp"
 
+#include "interpreter_lock.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/loader/fill_ranks.hpp>
 #include <penstock/loader/load_weights.hpp>
@@ -27,13 +29,13 @@ WeightLoad::WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared
       ranks_(std::move(ranks)),
       blocks_(engines_.size()) {
   for (std::size_t i = 0; i < engines_.size(); ++i) results_.emplace_back();
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   files_ = open_weights(files, names, rows);
 }
 
 WeightLoad::~WeightLoad() {
   cancel();
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   end_transfers();
 }
 
@@ -47,7 +49,7 @@ std::vector<WeightTensor> WeightLoad::opaque() const {
 }
 
 std::shared_ptr<Storage> WeightLoad::host_memory(std::size_t bytes) const {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return std::make_shared<HostStorage>(bytes, *engines_.front()->device().host_workers(),
                                        WeightFile::kAlignment);
 }
@@ -58,12 +60,12 @@ void WeightLoad::start() {
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     Engine& engine = *engines_[i];
     engine.reap();
-    (void)engine.engine();  // throws if it was closed
+    engine.refuse_closed();
     if (engine.is_cuda() && torch != nullptr) current.push_back(torch->current_stream(engine.index()));
     make_tensors(i, torch);
   }
   if (stays_on_host()) return;
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   for (std::size_t i = 0; i < current.size(); ++i) {
     streams_.push_back(engines_[i]->device().wrap_stream(current[i]));
   }
@@ -78,7 +80,7 @@ void WeightLoad::send_all() {
 }
 
 bool WeightLoad::fill_with_ranks() const {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   std::string facts = "it loads tensors";
   std::vector<FilledBlock> blocks;
   for (std::size_t i = 0; i < files_.size(); ++i) {
@@ -138,19 +140,18 @@ std::uint64_t WeightLoad::bytes_read() const noexcept {
 
 Transfer WeightLoad::send(std::size_t file, const std::vector<const Stream*>& after) const {
   if (!group_) {
-    return load_weights(engines_.front()->engine(), files_[file], blocks_.front()[file]->data(),
+    return load_weights(*engines_.front()->engine(), files_[file], blocks_.front()[file]->data(),
                         {.after = after.empty() ? nullptr : after.front()});
   }
   std::vector<std::byte*> destinations;
   for (const Blocks& blocks : blocks_) destinations.push_back(blocks[file]->data());
-  GroupEngine& group = group_->engine();
-  return destinations.size() == group.group().size()
-             ? load_weights(group, files_[file], destinations, {.after = after})
-             : load_weights(group, 0, files_[file], destinations.front(), {.after = after});
+  return destinations.size() == group_->devices().size()
+             ? load_weights(*group_->engine(), files_[file], destinations, {.after = after})
+             : load_weights(*group_->engine(), 0, files_[file], destinations.front(), {.after = after});
 }
 
 void WeightLoad::wait() {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   try {
     for (const Transfer& transfer : transfers_) transfer.synchronize();
     if (!stays_on_host()) return;
@@ -210,7 +211,7 @@ void bind_weight_load(nb::module_& module) {
       .def("start", &WeightLoad::start, "Allocates the memory, makes the tensors, and begins to read.")
       .def("fill_with_ranks", &WeightLoad::fill_with_ranks,
            "Blocks until all bytes are in their place, in all processes. False: call `send_all`.")
-      .def("send_all", &WeightLoad::send_all, nb::call_guard<nb::gil_scoped_release>(),
+      .def("send_all", &WeightLoad::send_all, nb::call_guard<Unlocked>(),
            "Begins to read, for this process alone.")
       .def("wait", &WeightLoad::wait, "Blocks until all bytes are in their place.")
       .def("cancel", &WeightLoad::cancel, "Has `wait` end soon.")

@@ -3,6 +3,7 @@
 #include "arrays.hpp"
 #include "fetch.hpp"
 #include "frameworks.hpp"
+#include "interpreter_lock.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -34,7 +35,7 @@ constexpr std::size_t kBlockAlignment = std::size_t{2} << 20;
 
 std::shared_ptr<Storage> allocate(Engine& engine, std::size_t bytes) {
   if (engine.is_cuda()) return engine.allocate_pinned(bytes);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return std::make_shared<HostStorage>(bytes, *engine.device().host_workers());
 }
 
@@ -118,7 +119,7 @@ void WeightSave::begin(std::size_t bytes) {
 }
 
 void WeightSave::write(const std::filesystem::path& file) const {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   replace_file(file, std::span(data(), bytes_), &stop_);
 }
 

@@ -230,8 +230,9 @@ double LinkInfo::theoretical_bytes_per_second() const noexcept {
 }
 
 const HostTopology& host_topology() {
-  static const HostTopology topology = read_topology();
-  return topology;
+  static const auto* const topology =
+      new HostTopology(read_topology());  // threads may outlive the program's end
+  return *topology;
 }
 
 int numa_node_of_pci(const std::string& bus_id) {
