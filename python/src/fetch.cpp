@@ -114,7 +114,7 @@ std::vector<std::int32_t> order_of_axes(const Leaf& leaf) {
 
 /// The array of `out` that gets the bytes of `leaf`, whose elements are put into its order before.
 HostTarget take_target(Leaf& leaf, const Tree::Place& place, nb::handle outputs) {
-  const nb::object array = outputs.attr("take")(place.object);
+  const nb::object array = stay_if_ended([&]() -> nb::object { return outputs.attr("take")(place.object); });
   if (PyUnicode_Check(array.ptr())) {
     throw InvalidArgument(place.name + " " + nb::cast<std::string>(array));
   }
@@ -128,7 +128,8 @@ HostTarget take_target(Leaf& leaf, const Tree::Place& place, nb::handle outputs)
                           description(leaf) + ".");
   }
   if (leaf.bytes > 0 && !lies_like(leaf, into)) {
-    const nb::object ordered = outputs.attr("in_order")(leaf.source, order_of_axes(into));
+    const nb::object ordered = stay_if_ended(
+        [&]() -> nb::object { return outputs.attr("in_order")(leaf.source, order_of_axes(into)); });
     if (!read_exactly(leaf, ordered.ptr()) || !lies_like(leaf, into)) {
       throw InvalidArgument(place.name + " has other strides than the array to copy.");
     }
@@ -185,7 +186,7 @@ void fetch_into(nb::handle tree, nb::handle out, nb::handle expand, nb::handle o
     engines.push_back(all.find(leaves[i]));
   }
   refuse_overlap(leaves, engines, targets, places);
-  outputs.attr("will_be_written")();
+  stay_if_ended([&] { outputs.attr("will_be_written")(); });
   copy_to_host(leaves, engines, targets);
 }
 

@@ -3,35 +3,15 @@
 #include <unistd.h>
 
 namespace penstock::python {
-namespace {
 
-/// Keeps the thread for ever if Python ends it, which unwinds this.
-class Stays {
- public:
-  ~Stays() {
-    while (!has_returned) pause();
-  }
-  bool has_returned = false;
-};
-
-// Not a part of the callers, which are noexcept: their unwinding would end the process first.
-template <typename Take>
-[[gnu::noinline]] auto take_lock(Take take) {
-  Stays stays;
-  auto taken = take();
-  stays.has_returned = true;
-  return taken;
+void stay() noexcept {
+  while (true) pause();
 }
-
-}  // namespace
 
 Unlocked::~Unlocked() {
-  take_lock([this] {
-    PyEval_RestoreThread(state_);
-    return true;
-  });
+  stay_if_ended([this] { PyEval_RestoreThread(state_); });
 }
 
-Locked::Locked() noexcept : state_(take_lock([] { return PyGILState_Ensure(); })) {}
+Locked::Locked() noexcept : state_(stay_if_ended(&PyGILState_Ensure)) {}
 
 }  // namespace penstock::python

@@ -1,12 +1,28 @@
 #pragma once
 
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 
 namespace penstock::python {
 
+/// Never returns.
+[[noreturn]] void stay() noexcept;
+
+/// What `call` gives, which takes the interpreter's lock or runs Python code. If the program ends meanwhile,
+/// Python before 3.14 ends the thread when it next takes the lock. That would unwind our frames without the
+/// lock, and while others still use what these hold. The thread stays here instead, until the process is
+/// gone.
+template <typename Call>
+decltype(auto) stay_if_ended(Call&& call) {
+  try {
+    return call();
+  } catch (abi::__forced_unwind&) {
+    stay();
+  }
+}
+
 /// Gives the interpreter's lock away while it lives. If the program ends meanwhile, the thread stays in the
-/// destructor until the process is gone: all that its frames hold stays in place. (Python before 3.14 would
-/// end the thread there, which unwinds frames that others still use, or aborts.)
+/// destructor.
 class Unlocked {
  public:
   Unlocked() noexcept : state_(PyEval_SaveThread()) {}

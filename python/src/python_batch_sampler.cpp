@@ -32,14 +32,16 @@ template <typename... Arguments>
 nb::object PythonBatchSampler::ask(const char* method, Arguments... arguments) const {
   const nb::object batches = this->batches();
   try {
-    return batches.attr(method)(arguments...);
+    return stay_if_ended([&]() -> nb::object { return batches.attr(method)(arguments...); });
   } catch (nb::python_error& error) {
     nb::setattr(batches, "_error", error.value());
     throw Interrupted();
   }
 }
 
-void PythonBatchSampler::fail() const { batches().attr("fail")(); }
+void PythonBatchSampler::fail() const {
+  stay_if_ended([this] { batches().attr("fail")(); });
+}
 
 bool PythonBatchSampler::draw() {
   const Locked locked;

@@ -49,7 +49,7 @@ using Made = std::tuple<nb::bytes, NativeLoader::Arrays, std::vector<std::filesy
 
 MadeDataset call_make(const nb::callable& make) {
   const Locked locked;
-  const auto [note, arrays, paths] = nb::cast<Made>(make());
+  const auto [note, arrays, paths] = nb::cast<Made>(stay_if_ended(make));
   std::string text(note.c_str(), note.size());
   if (paths.empty()) return {make_dataset(arrays), std::move(text)};
   const Unlocked unlocked;

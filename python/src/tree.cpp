@@ -1,6 +1,7 @@
 #include "tree.hpp"
 
 #include "arrays.hpp"
+#include "interpreter_lock.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -189,7 +190,7 @@ void Tree::take_other(PyObject* object, bool expanded) {
 
 nb::object Tree::ask(PyObject* object, bool expanded) {
   try {
-    return expand_(nb::handle(object), expanded);
+    return stay_if_ended([&] { return expand_(nb::handle(object), expanded); });
   } catch (const nb::python_error& error) {
     nb::module_::import_("penstock._errors").attr("note")(error.value(), "raised for " + place());
     throw;
@@ -252,7 +253,7 @@ void Tree::match_next(nb::object other, std::vector<Place>& places) {
       break;
     case Kind::call:
     case Kind::container: {
-      const nb::object answer = expand_(other, false);
+      const nb::object answer = stay_if_ended([&] { return expand_(other, false); });
       match_next(answer[0], places);
       break;
     }

@@ -71,6 +71,14 @@ def save():
     return lambda: penstock.save_safetensors(x, path)
 
 
+def shared():
+    def make():
+        working.set()
+        return {"x": np.array([float(number) for number in range(30_000)])}
+
+    return lambda: penstock.SharedDataset(make, processes=1)
+
+
 def opened():
     names = iter(range(16))
     return lambda: penstock.to_device(np.zeros(10), f"host:{next(names, 0)}")
@@ -84,6 +92,7 @@ KINDS = {
     "load": load,
     "save": save,
     "opened": opened,
+    "shared": shared,
     "loader": lambda: over(penstock.Loader({"x": np.zeros((9000, 256), np.float32)}, 64, device="host", shuffle=True)),
     "iterable": lambda: over(penstock.feed([np.zeros(1 << 16, np.float32)] * 50, SLOW)),
     "feed": lambda: over(penstock.feed(DataLoader(Samples(), 4), "host")),

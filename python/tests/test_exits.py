@@ -14,7 +14,7 @@ RUNS = 12
 @pytest.mark.parametrize(
     "kind",
     [
-        *("one", "many", "back", "group", "load", "save", "opened"),
+        *("one", "many", "back", "group", "load", "save", "opened", "shared"),
         *("loader", "iterable", "feed", "workers", "native"),
     ],
 )
