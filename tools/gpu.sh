@@ -120,6 +120,8 @@ case "${1:-}" in
       XDG_CACHE_HOME=$profiles python3 benchmarks/processes.py --devices "${gpus[@]}" --mib 16384 --sample-kib 147 \
         --batch 256 --seconds 5 --dataloader 8 --json build/gpu-processes.json || status=1
     fi
+    python3 benchmarks/starts.py --device cuda --json build/gpu-starts.json >build/gpu-starts.md || status=1
+    cat build/gpu-starts.md
     python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
       --picture build/gpu-compare.png || status=1
     # Programs with a mistake and without: does the gain come as predicted?

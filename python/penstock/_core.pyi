@@ -310,15 +310,24 @@ class SharedSlots:
 
     def allowed(self, slot: int) -> int: ...
 
-    def take(self, slot: int, outlives_forks: bool = False) -> FilledSlot: ...
+    def take(self, slot: int) -> FilledSlot: ...
 
     def return_lent(self) -> None: ...
 
     @property
     def retired(self) -> int: ...
 
-    def lock(self, filled: FilledSlot, engine: Engine, anew: bool = True) -> str | None:
-        """Why the device cannot read the slot where it lies; None if it can."""
+    def lock_soon(self, filled: FilledSlot, engine: Engine) -> None:
+        """
+        Has the slot locked once the batch is gone. Says in `filled` whether it is locked already.
+        """
+
+    @property
+    def why_not_locked(self) -> str:
+        """Why a lock was refused; empty if none was."""
+
+    def end_locks(self) -> None:
+        """Waits for the lock that is being made, and makes none any more."""
 
     def reclaim(self) -> None: ...
 

@@ -45,8 +45,6 @@ class Received(NamedTuple):
 class Slots:
     """Shared slots, in the process that receives. Workers are numbered; each has `each` slots."""
 
-    outlive_forks = False  #: see SharedSlots::take
-
     def __init__(self, workers: int, each: int, most_bytes: int, numa_node: int):
         self.each = each
         self.number_of_workers = workers
@@ -294,7 +292,7 @@ def _receive(key: int, number: int | None, wanted: int, pickled: bytes, times: A
     slots = _opened.get(key)
     if slots is None:
         raise RuntimeError("a batch came from a worker whose slots are gone")
-    slot = None if number is None else slots.shared.take(number, slots.outlive_forks)
+    slot = None if number is None else slots.shared.take(number)
     outer = getattr(_arriving, "slot", None)
     _arriving.slot = slot
     try:

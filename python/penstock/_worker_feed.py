@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _core, _others
 from ._checks import whole
-from ._engines import engine_for
+from ._engines import close_at_exit, engine_for
 from ._errors import Unsupported
 from ._receivers import Receivers
 from ._shared_slots import Received, Slots
@@ -165,21 +165,22 @@ class _Pool(Slots):
     locked for one device; the others of a group read them, too."""
 
     def __init__(self, spec: str, workers: int, each: int):
-        engine = engine_for(spec)
-        super().__init__(workers, each, _most_bytes(), engine.numa_node)
-        # Otherwise arrays are handed out where they lie, and a child that is forked may read them.
-        self.outlive_forks = not engine.is_cuda
-        self._engine = engine
+        self._engine = engine_for(spec)
+        super().__init__(workers, each, _most_bytes(), self._engine.numa_node)
         self._workers = workers
         self._epoch: Callable[[], _Epoch | None] = lambda: None  # the latest
         self.processes: list[Any] = []
         self.workers: Callable[[], _Workers | None] = lambda: None
         self._granted = [0] * self.shared.slots
         self._refused: tuple[int, tuple[int, int]] | None = None  # what was wanted, and the budget then
-        self._why_not_locked: str | None = None
         self._too_large = 0  # bytes
         self.off = ""
         weakref.finalize(self, _give_back, self._granted).atexit = False
+        close_at_exit(self)
+
+    def close(self) -> None:
+        """Ends the thread that locks slots. Those that are not locked stay so."""
+        self.shared.end_locks()
 
     def serves(self, workers: int, each: int) -> bool:
         """True if new workers may have the slots: none of the earlier ones is left, who might still write, and nobody
@@ -235,14 +236,13 @@ class _Pool(Slots):
             self.shared.return_lent()
 
     def open(self, received: Received) -> tuple[Any, Any]:
-        """The batch and its slot, which is locked for the device if it can be."""
+        """The batch and its slot, which is locked for the device if it can be, off the way: until then, its batches
+        travel as others do."""
         if received.wanted > min(self._granted) and self._may_have(received.wanted):
             self._grow(received.wanted)
         slot = received.slot
         if slot is not None and self._engine.is_cuda:
-            why = self.shared.lock(slot, self._engine, self._why_not_locked is None)
-            if why is not None:
-                self._why_not_locked, self.outlive_forks = why, True
+            self.shared.lock_soon(slot, self._engine)
         return received.batch, slot
 
     def sent(self, slot: Any, flight: Any) -> None:
@@ -303,8 +303,8 @@ class _Pool(Slots):
             lines.append("worker_memory_limit allows no more")
         if self._too_large:
             lines.append(f"a batch of {self._too_large} bytes is larger than a slot may be: {self.shared.most_bytes}")
-        if self._why_not_locked is not None:
-            lines.append(f"the device does not read them where they lie: {self._why_not_locked}")
+        if self.shared.why_not_locked:
+            lines.append(f"the device does not read them where they lie: {self.shared.why_not_locked}")
         return lines
 
 

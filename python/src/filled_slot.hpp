@@ -11,8 +11,7 @@ namespace penstock::python {
 /// A slot that a worker process has filled. Python makes the arrays in it; they keep the storage.
 struct FilledSlot {
   std::shared_ptr<SlotStorage> storage;
-  bool locked = false;     ///< the device reads it where it lies
-  double pin_seconds = 0;  ///< in which it was locked for this batch
+  bool locked = false;  ///< the device reads it where it lies
 };
 
 void bind_shared_slots(nanobind::module_& module);

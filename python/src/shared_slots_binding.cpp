@@ -2,6 +2,7 @@
 #include "filled_slot.hpp"
 #include "frameworks.hpp"
 #include "group.hpp"
+#include "interpreter_lock.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
@@ -9,14 +10,11 @@
 #include <penstock/memory/shared_slots.hpp>
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,7 +25,7 @@ namespace {
 // Unlocking memory waits for the device, whose work may need the interpreter.
 std::shared_ptr<SharedSlots> owned(SharedSlots slots) {
   return {new SharedSlots(std::move(slots)), [](SharedSlots* gone) {
-            const nb::gil_scoped_release unlocked;
+            const Unlocked unlocked;
             delete gone;
           }};
 }
@@ -41,21 +39,18 @@ nb::object claim(SharedSlots& slots, std::size_t slot) {
                                            static_cast<Py_ssize_t>(bytes.size()), kWritable));
 }
 
-FilledSlot take(SharedSlots& slots, std::size_t slot, bool outlives_forks) {
-  return {std::make_shared<SlotStorage>(slots.take(slot, outlives_forks))};
+// If the process forks, a child may read the slot, unless it is locked: its arrays are not handed out then.
+FilledSlot take(SharedSlots& slots, std::size_t slot) {
+  return {std::make_shared<SlotStorage>(slots.take(slot, true))};
 }
 
-// Why the device cannot read the slot where it lies; none if it can.
-std::optional<std::string> lock(SharedSlots& slots, FilledSlot& filled, const Engine& engine, bool anew) {
-  std::string why;
-  filled.pin_seconds = 0;
-  const nb::gil_scoped_release unlocked;
-  const auto began = std::chrono::steady_clock::now();
-  filled.locked = slots.lock(filled.storage->lease(), engine.device(), false);
-  if (filled.locked || !anew) return std::nullopt;
-  filled.locked = slots.lock(filled.storage->lease(), engine.device(), true, &why);
-  filled.pin_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  return filled.locked ? std::nullopt : std::optional(why);
+void lock_soon(SharedSlots& slots, FilledSlot& filled, const Engine& engine) {
+  filled.locked = slots.lock_soon(filled.storage->lease(), engine.device());
+}
+
+void end_locks(SharedSlots& slots) {
+  const Unlocked unlocked;
+  slots.end_locks();
 }
 
 nb::object array(const FilledSlot& slot, bool for_torch, std::size_t offset, std::uint8_t code,
@@ -105,11 +100,14 @@ void bind_shared_slots(nb::module_& module) {
       .def("give_up", &SharedSlots::give_up, nb::arg("slot"))
       .def("allow", &SharedSlots::allow, nb::arg("slot"), nb::arg("bytes"))
       .def("allowed", &SharedSlots::allowed, nb::arg("slot"))
-      .def("take", &take, nb::arg("slot"), nb::arg("outlives_forks") = false)
+      .def("take", &take, nb::arg("slot"))
       .def("return_lent", &SharedSlots::return_lent)
       .def_prop_ro("retired", &SharedSlots::retired)
-      .def("lock", &lock, nb::arg("filled"), nb::arg("engine"), nb::arg("anew") = true,
-           "Why the device cannot read the slot where it lies; None if it can.")
+      .def("lock_soon", &lock_soon, nb::arg("filled"), nb::arg("engine"),
+           "Has the slot locked once the batch is gone. Says in `filled` whether it is locked already.")
+      .def_prop_ro("why_not_locked", &SharedSlots::why_not_locked,
+                   "Why a lock was refused; empty if none was.")
+      .def("end_locks", &end_locks, "Waits for the lock that is being made, and makes none any more.")
       .def("reclaim", &SharedSlots::reclaim);
 
   module.def("forks_are_workers", &forks_are_workers, nb::arg("workers"),

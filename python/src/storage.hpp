@@ -103,7 +103,7 @@ class SlotStorage final : public Storage {
  public:
   explicit SlotStorage(SlotLease lease) noexcept : lease_(std::move(lease)) { data_ = lease_.bytes().data(); }
 
-  [[nodiscard]] const SlotLease& lease() const noexcept { return lease_; }
+  [[nodiscard]] SlotLease& lease() noexcept { return lease_; }
   [[nodiscard]] bool contains(const std::byte* data) const noexcept {
     return data >= data_ && data < data_ + lease_.bytes().size();
   }

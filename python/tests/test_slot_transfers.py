@@ -19,6 +19,14 @@ PATIENCE_S = 120
 APART = 256  # arrays in a slot
 
 
+def take_when_free(slots, number=0):
+    deadline = time.monotonic() + PATIENCE_S
+    while slots.claim(number) is None:
+        assert time.monotonic() < deadline, "the slot is not free"
+        time.sleep(0.001)
+    return slots.take(number)
+
+
 class Filled:
     """A slot that lies full of random bytes, and the feed that sends them."""
 
@@ -32,8 +40,16 @@ class Filled:
         self.slots.claim(0)[:] = self.sent
         self.slot = self.slots.take(0)
         if locked:
-            assert self.slots.lock(self.slot, self.engine) is None
+            self.lock()
         self.begin()
+
+    def lock(self):
+        """Has the slot locked, as it is once a batch in it is gone. The next one has the same bytes."""
+        self.slots.lock_soon(self.slot, self.engine)
+        while not self.slot.locked:
+            self.let_go()
+            self.slot = take_when_free(self.slots)
+            self.slots.lock_soon(self.slot, self.engine)
 
     def begin(self):
         """Begins an account, in which a batch has been asked for and loaded."""
@@ -199,7 +215,6 @@ def test_a_slot_that_is_not_locked_is_copied_first(count):
 def test_an_engine_that_closes_waits_for_slots(others):
     filled = Filled(LARGE)
     filled.engine = _core.Engine("cuda:0")
-    assert filled.slots.lock(filled.slot, filled.engine) is None
     filled.begin()
     driver.delay_copies()
     stream = driver.stream()
@@ -214,30 +229,44 @@ def test_an_engine_that_closes_waits_for_slots(others):
         assert driver.read(stream, moved, LARGE).bytes() == filled.bytes(0)
 
 
-@over_the_fake_driver_with_torch
-def test_a_lock_that_is_refused_says_why():
-    filled = Filled(SMALL, locked=False)
-    driver.fail("cuMemHostRegister", 1, 2)
-    assert "lock" in filled.slots.lock(filled.slot, filled.engine)
-    assert not filled.slot.locked
-    wait_until_idle(filled.engine)
+def put(pool, number, content):
+    """A batch as a worker sends it, in a slot that it has filled."""
+    pool.shared.claim(number)[: len(content)] = content
+    return Received(None, pool.shared.take(number), len(content))
 
 
 @over_the_fake_driver_with_torch
-def test_the_time_in_which_a_slot_is_locked_counts_as_pinning():
-    check_that_locking_counts(Filled(SMALL, locked=False))
+def test_batches_keep_coming_while_slots_are_locked():
+    content = random_bytes(3 * SMALL)
+    stream, pool, filled = driver.stream(), _worker_feed._Pool("cuda:0", 1, 3), Filled(SMALL, locked=False)
+    tensors = []
 
+    def send(received):
+        filled.begin()
+        _, filled.slot = pool.open(received)
+        locked = filled.slot.locked
+        tensors.extend(filled.land(filled.send([filled.slot.array(True, 0, 1, 8, [len(content)], [1])])))
+        filled.let_go()
+        wait_until_idle(filled.engine)
+        return locked
 
-def check_that_locking_counts(filled):
-    driver.delay("cuMemHostRegister", LATE_NS)
-    assert filled.slots.lock(filled.slot, filled.engine) is None
-    driver.delay("cuMemHostRegister", 0)
-    filled.land(filled.send([filled.array(0)]))
-    assert filled.account.stats().send_pin_seconds >= LATE_NS * 1e-9
-    filled.begin()
-    assert filled.slots.lock(filled.slot, filled.engine) is None
-    filled.land(filled.send([filled.array(0)]))
-    assert filled.account.stats().send_pin_seconds == 0, "it was locked already"
+    with stand_in_torch.current(stream):
+        assert pool.open(Received(None, None, len(content))) == (None, None), "slots get their room"
+        filled.let_go()
+        driver.delay("cuMemHostRegister", 20 * LATE_NS)
+        assert not send(put(pool, 0, content)), "it is locked from here on"
+        assert pool.shared.claim(0) is None
+        assert not any(send(put(pool, number, content)) for number in (1, 2)), "and others come meanwhile"
+        assert pool.shared.claim(0) is None
+        driver.delay("cuMemHostRegister", 0)
+        for number in range(3):
+            received = Received(None, take_when_free(pool.shared, number), len(content))
+            assert send(received), "it is locked now"
+        assert filled.account.stats().send_pin_seconds == 0
+        for tensor in tensors:
+            assert driver.read(stream, tensor.address, len(content)).bytes() == content.tobytes()
+    assert len(tensors) == 6
+    pool.close()
 
 
 @over_the_fake_driver_with_torch
@@ -252,17 +281,17 @@ def test_the_limit_of_locked_memory_is_named_and_batches_are_right():
         assert pool.open(Received(None, None, 1 << 20)) == (None, None), "slots get their room"
         tensors = []
         for number in (0, 1):
-            pool.shared.claim(number)[: len(sent)] = sent
-            filled.slot = pool.shared.take(number, pool.outlive_forks)
-            pool.open(Received(None, filled.slot, len(sent)))
+            _, filled.slot = pool.open(put(pool, number, sent))
             assert not filled.slot.locked
             tensors += filled.land(filled.send([filled.slot.array(True, 0, 1, 8, [len(sent)], [1])]))
+            filled.let_go()
+            wait_until_idle(engine)
+            take_when_free(pool.shared, number)
         assert driver.calls("cuMemHostRegister") == before + 1, "it is tried once"
         driver.set_lock_limit(1 << 40)
         for tensor in tensors:
             assert driver.read(stream, tensor.address, len(sent)).bytes() == sent.tobytes()
     assert any(line.startswith("the device does not read them where they lie: ") for line in pool.describe())
-    assert pool.outlive_forks, "a forked child may read them now"
     wait_until_idle(engine)
 
 
@@ -350,8 +379,3 @@ def test_arrays_that_are_left_are_seen_though_all_gpus_read_them():
     for engine in filled.engines:
         wait_until_idle(engine)
     assert not filled.slot.is_seen(flight)
-
-
-@over_the_fake_driver
-def test_the_time_in_which_a_slot_is_locked_counts_as_pinning_for_all_gpus():
-    check_that_locking_counts(FilledForAll(SMALL, locked=False))

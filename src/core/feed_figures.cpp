@@ -207,8 +207,8 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
     {"send_share", Unit::share, "  send", "The same as a share of the time.", value_of<&S::gather_share>,
      nullptr, kWrapped},
     {"send_pin_seconds", Unit::seconds, "    pin while sending",
-     "The part of sending in which PyTorch copied tensors to pinned memory, batches ran their own "
-     "`pin_memory()`, or the memory that workers write to was pinned.",
+     "The part of sending in which PyTorch copied tensors to pinned memory, or batches ran their own "
+     "`pin_memory()`.",
      value_of<&S::send_pin_seconds>, time_of<&S::send_pin_seconds>, kWrapped},
     {"gather_seconds", Unit::seconds, "  host gather", "Host threads gathered the samples of a batch.",
      value_of<&S::gather_seconds>, [](const S& s) { return stage_text(s.gather_seconds, s.gather_share()); },

@@ -1,4 +1,5 @@
 #include "memory/host_pages.hpp"
+#include "memory/slot_locker.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -14,9 +15,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -66,7 +70,14 @@ struct SharedSlotsState {
         slots(slot_count),
         most_bytes(most),
         layout(layout_of(slot_count, most)),
-        reader(slots) {}
+        reader(slots),
+        locker(std::make_unique<SlotLocker>([this](std::size_t slot) { lock_slot(slot); })) {}
+  ~SharedSlotsState() {
+    // In a child, the thread is the parent's.
+    if (generation != fork_generation()) static_cast<void>(locker.release());
+  }
+  SharedSlotsState(const SharedSlotsState&) = delete;
+  SharedSlotsState& operator=(const SharedSlotsState&) = delete;
 
   [[nodiscard]] SlotControl& control(std::size_t slot) const noexcept {
     return reinterpret_cast<SlotControl*>(data)[slot];
@@ -107,8 +118,33 @@ struct SharedSlotsState {
       if (!reader[slot].leased) free(slot);
     }
   }
+  void want_lock(std::size_t slot, const Device& device) {
+    const std::lock_guard lock(mutex);
+    if (refused.empty()) reader[slot].wanted_by = device;
+  }
+  /// By the locker, for which the slot stays leased.
+  void lock_slot(std::size_t slot) noexcept {
+    auto& registration = reader[slot].registration;
+    std::string why;
+    try {
+      const Device device = *std::exchange(reader[slot].wanted_by, std::nullopt);
+      registration = Registration::attempt(device, begin(slot), reader[slot].room, &why);
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    const std::lock_guard lock(mutex);
+    if (!registration) refused = std::move(why);
+    free_taken(slot);
+  }
+  void end_locks() noexcept {
+    for (const std::size_t slot : locker->end()) {
+      const std::lock_guard lock(mutex);
+      free_taken(slot);
+    }
+  }
   /// There will be no writer any more. Frees the memory of what nobody has taken.
   void end() noexcept {
+    end_locks();
     const std::lock_guard lock(mutex);
     ended = true;
     for (std::size_t slot = 0; slot < slots; ++slot) {
@@ -119,6 +155,8 @@ struct SharedSlotsState {
   /// With the mutex.
   void free_taken(std::size_t slot) noexcept {
     reader[slot].held_by = Holder::nobody;
+    if (reader[slot].wanted_by && refused.empty() && locker->add(slot)) return;
+    reader[slot].wanted_by.reset();
     reader[slot].leased = false;
     free(slot);
     if (ended) drop(slot);
@@ -135,6 +173,7 @@ struct SharedSlotsState {
     Holder held_by = Holder::nobody;           // of a lease that was let go; guarded by the mutex
     std::atomic<std::size_t> room = 0;         // the most that was ever allowed
     std::optional<Registration> registration;  // changed with the slot's lease
+    std::optional<Device> wanted_by;           // the same: for which it is to be locked
   };
 
   const SharedPages pages;  // unmapped after all registrations are gone
@@ -146,7 +185,9 @@ struct SharedSlotsState {
   bool is_reader = false;
   std::vector<Reader> reader;
   std::mutex mutex;
-  bool ended = false;  // guarded by the mutex
+  bool ended = false;   // guarded by the mutex
+  std::string refused;  // why a lock was; guarded by the mutex
+  std::unique_ptr<SlotLocker> locker;
 };
 
 SlotLease::SlotLease(std::shared_ptr<SharedSlotsState> state, std::size_t slot, std::span<std::byte> bytes,
@@ -257,16 +298,24 @@ std::size_t SharedSlots::retired() const noexcept {
       state_->reader, [](const auto& reader) { return reader.held_by == Holder::children; }));
 }
 
-bool SharedSlots::lock(const SlotLease& lease, const Device& device, bool anew, std::string* why) {
+bool SharedSlots::lock_soon(SlotLease& lease, const Device& device) {
   if (lease.state_ != state_) throw InvalidArgument("shared slots: this lease is not of these slots");
-  const std::span<std::byte> bytes = lease.bytes();
   auto& registration = state_->reader[lease.slot()].registration;
-  if (registration && registration->bytes().size() >= bytes.size()) return true;
-  registration.reset();
-  if (!anew) return false;
-  registration = Registration::attempt(device, bytes.data(), bytes.size(), why);
-  return registration.has_value();
+  if (registration && registration->bytes().size() >= lease.bytes().size()) {
+    lease.forks_.reset();
+    return true;
+  }
+  registration.reset();  // others would take the part that is locked for the whole
+  state_->want_lock(lease.slot(), device);
+  return false;
 }
+
+std::string SharedSlots::why_not_locked() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->refused;
+}
+
+void SharedSlots::end_locks() noexcept { state_->end_locks(); }
 
 void SharedSlots::reclaim() noexcept { state_->reclaim(); }
 

@@ -1,4 +1,6 @@
 #include "devices.hpp"
+#include "support/comes_true.hpp"
+#include "support/faulty_backend.hpp"
 #include "support/fork.hpp"
 
 #include <penstock/core/error.hpp>
@@ -29,7 +31,10 @@
 namespace penstock {
 namespace {
 
+using testing::comes_true;
 using testing::DeviceTest;
+using testing::Entry;
+using testing::FaultyBackend;
 using ::testing::HasSubstr;
 using testing::succeeds_in_child;
 
@@ -366,15 +371,33 @@ TEST(SharedSlotsTest, AWriterAndAReaderNeverMeetInASlot) {
   writer.join();
 }
 
+// A lease of the slot once it is locked, which it is after another lease was let go.
+SlotLease locked_lease(SharedSlots& slots, const Device& device, std::size_t slot = 0) {
+  std::optional<SlotLease> lease;
+  EXPECT_TRUE(comes_true([&] {
+    lease.reset();
+    if (slots.claim(slot).empty()) return false;
+    lease.emplace(slots.take(slot));
+    return slots.lock_soon(*lease, device) || !slots.why_not_locked().empty();
+  }));
+  EXPECT_EQ(slots.why_not_locked(), "");
+  return std::move(lease.value());
+}
+
+// Asks for a lock, and lets the lease go: it is made now.
+void ask_for_lock(SharedSlots& slots, const Device& device, std::size_t slot) {
+  static_cast<void>(slots.claim(slot));
+  SlotLease lease = slots.take(slot);
+  EXPECT_FALSE(slots.lock_soon(lease, device));
+}
+
 class SharedSlotsOnDeviceTest : public DeviceTest {};
 
 TEST_P(SharedSlotsOnDeviceTest, ALockedSlotArrives) {
   SharedSlots slots(1, kMost, device().info().numa_node);
   slots.allow(0, 100'000);
-  fill(slots.claim(0), 0x5A);
-  const SlotLease lease = slots.take(0);
-  std::string why;
-  ASSERT_TRUE(slots.lock(lease, device(), true, &why)) << why;
+  const SlotLease lease = locked_lease(slots, device());
+  fill(lease.bytes(), 0x5A);
   EXPECT_TRUE(Registration::overlaps(device(), lease.bytes().data(), 100'000));
   const Stream stream = device().create_stream();
   auto* const there = static_cast<std::byte*>(device().allocate(100'000));
@@ -389,49 +412,41 @@ TEST_P(SharedSlotsOnDeviceTest, ALockedSlotArrives) {
 TEST_P(SharedSlotsOnDeviceTest, ALockIsKeptAndGrowsWithTheRoom) {
   SharedSlots slots(1, kMost);
   slots.allow(0, 4096);
-  const std::byte* data = nullptr;
+  const std::byte* const data = locked_lease(slots, device()).bytes().data();
   for (int round = 0; round < 3; ++round) {
     static_cast<void>(slots.claim(0));
-    const SlotLease lease = slots.take(0);
-    data = lease.bytes().data();
-    EXPECT_TRUE(slots.lock(lease, device()));
+    SlotLease lease = slots.take(0);
+    EXPECT_TRUE(slots.lock_soon(lease, device()));
   }
   EXPECT_FALSE(Registration::overlaps(device(), data + 4096, kMost - 4096));
   slots.allow(0, kMost);
-  static_cast<void>(slots.claim(0));
-  const SlotLease lease = slots.take(0);
-  EXPECT_TRUE(slots.lock(lease, device()));
+  {
+    static_cast<void>(slots.claim(0));
+    SlotLease lease = slots.take(0);
+    EXPECT_FALSE(slots.lock_soon(lease, device()));
+    EXPECT_FALSE(Registration::overlaps(device(), data, kMost)) << "locked in part";
+  }
+  const SlotLease lease = locked_lease(slots, device());
   EXPECT_TRUE(Registration::overlaps(device(), data + kMost - 1, 1));
 }
 
-TEST_P(SharedSlotsOnDeviceTest, ALockIsNotMadeAnewUnlessAsked) {
-  SharedSlots slots(2, kMost);
-  slots.allow(0, 4096);
-  slots.allow(1, 4096);
+TEST_P(SharedSlotsOnDeviceTest, NothingIsLockedWhileItsLeaseIsHeld) {
+  SharedSlots slots = make_slots(2, 4096);
   static_cast<void>(slots.claim(0));
-  static_cast<void>(slots.claim(1));
-  const SlotLease second = slots.take(1);
-  EXPECT_FALSE(slots.lock(second, device(), false));
-  {
-    const SlotLease first = slots.take(0);
-    EXPECT_TRUE(slots.lock(first, device()));
-    EXPECT_TRUE(slots.lock(first, device(), false));
-  }
-  slots.allow(0, 8192);
-  static_cast<void>(slots.claim(0));
-  const SlotLease first = slots.take(0);
-  EXPECT_FALSE(slots.lock(first, device(), false));
-  EXPECT_FALSE(Registration::overlaps(device(), first.bytes().data(), 8192)) << "locked in part";
+  std::optional<SlotLease> held = slots.take(0);
+  EXPECT_FALSE(slots.lock_soon(*held, device()));
+  static_cast<void>(locked_lease(slots, device(), 1));
+  EXPECT_FALSE(Registration::overlaps(device(), held->bytes().data(), 4096));
+  held.reset();
+  static_cast<void>(locked_lease(slots, device()));
 }
 
 TEST_P(SharedSlotsOnDeviceTest, TheLockGoesWithTheSlots) {
   const std::byte* data = nullptr;
   {
     SharedSlots slots = make_slots(1, 4096);
-    static_cast<void>(slots.claim(0));
-    const SlotLease lease = slots.take(0);
+    const SlotLease lease = locked_lease(slots, device());
     data = lease.bytes().data();
-    EXPECT_TRUE(slots.lock(lease, device()));
   }
   EXPECT_FALSE(Registration::overlaps(device(), data, 4096));
 }
@@ -444,20 +459,112 @@ TEST(SharedSlotsLimitTest, ALeaseOfOthersIsNotLocked) {
   SharedSlots others = make_slots(1, 10);
   static_cast<void>(others.claim(0));
   SlotLease lease = others.take(0);
-  EXPECT_THROW(static_cast<void>(slots.lock(lease, device)), InvalidArgument);
-  const SlotLease moved = std::move(lease);
-  EXPECT_TRUE(others.lock(moved, device));
+  EXPECT_THROW(static_cast<void>(slots.lock_soon(lease, device)), InvalidArgument);
+  SlotLease moved = std::move(lease);
+  EXPECT_FALSE(others.lock_soon(moved, device));
 }
 
-TEST(SharedSlotsLimitTest, ARefusedLockSaysWhy) {
-  const Device device = Device::open("host:lock=1MiB");
-  SharedSlots slots = make_slots(1, kMost);
-  static_cast<void>(slots.claim(0));
-  const SlotLease lease = slots.take(0);
-  std::string why;
-  EXPECT_FALSE(slots.lock(lease, device, true, &why));
-  EXPECT_THAT(why, HasSubstr("lock"));
-  EXPECT_FALSE(Registration::overlaps(device, lease.bytes().data(), kMost));
+TEST(SharedSlotsLimitTest, ARefusedLockSaysWhyAndNoOtherIsTried) {
+  const auto backend = std::make_shared<FaultyBackend>(Device::open("host:lock=1MiB").shared_backend());
+  const Device device(backend);
+  SharedSlots slots = make_slots(2, kMost);
+  ask_for_lock(slots, device, 0);
+  ASSERT_TRUE(comes_true([&] { return !slots.claim(0).empty(); })) << "it is of use without a lock";
+  EXPECT_THAT(slots.why_not_locked(), HasSubstr("lock"));
+  ask_for_lock(slots, device, 1);
+  EXPECT_FALSE(slots.claim(1).empty());
+  slots.end_locks();
+  EXPECT_EQ(backend->calls(Entry::host_register), 1U);
+}
+
+TEST(SharedSlotsLimitTest, ADeviceThatFailsRefusesALock) {
+  const auto backend = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  backend->fail(Entry::host_register);
+  SharedSlots slots = make_slots(1, 10);
+  ask_for_lock(slots, Device(backend), 0);
+  ASSERT_TRUE(comes_true([&] { return !slots.claim(0).empty(); }));
+  EXPECT_NE(slots.why_not_locked(), "");
+}
+
+TEST(SharedSlotsLimitTest, ALockedLeaseDoesNotOutliveForks) {
+  const Device device = Device::open("host");
+  SharedSlots slots = make_slots(2, 10);
+  static_cast<void>(locked_lease(slots, device));
+  for (const std::size_t slot : {0, 1}) {
+    static_cast<void>(slots.claim(slot));
+    SlotLease lease = slots.take(slot, true);
+    EXPECT_EQ(slots.lock_soon(lease, device), slot == 0);
+    EXPECT_TRUE(succeeds_in_child([] { return true; }));
+  }
+  EXPECT_FALSE(slots.claim(0).empty());
+  EXPECT_EQ(slots.retired(), 1U);
+}
+
+/// A device that locks nothing before it is let. Its members are used by one test each.
+class SlowLockTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    backend_->before(Entry::host_register, [this] { may_lock_.wait(false); });
+  }
+  void TearDown() override { let(); }
+
+  void let() {
+    may_lock_ = true;
+    may_lock_.notify_all();
+  }
+  [[nodiscard]] bool locks(std::size_t count) const {
+    return comes_true([&] { return backend_->calls(Entry::host_register) == count; });
+  }
+
+  std::atomic<bool> may_lock_ = false;
+  const std::shared_ptr<FaultyBackend> backend_ =
+      std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
+  const Device device_{backend_};
+  static constexpr std::size_t kSlots = 5000;
+  SharedSlots slots_ = make_slots(kSlots, 10);
+};
+
+TEST_F(SlowLockTest, ASlotThatIsBeingLockedIsOutOfUseAndTheOthersAreNot) {
+  ask_for_lock(slots_, device_, 0);
+  ASSERT_TRUE(locks(1));
+  EXPECT_TRUE(slots_.claim(0).empty());
+  slots_.reclaim();
+  EXPECT_TRUE(slots_.claim(0).empty());
+  ask_for_lock(slots_, device_, 1);
+  fill(slots_.claim(2), 7);
+  EXPECT_TRUE(holds(slots_.take(2).bytes(), 7));
+  let();
+  static_cast<void>(locked_lease(slots_, device_, 0));
+  static_cast<void>(locked_lease(slots_, device_, 1));
+}
+
+TEST_F(SlowLockTest, SlotsThatWaitWhenLocksEndAreFree) {
+  ask_for_lock(slots_, device_, 0);
+  ASSERT_TRUE(locks(1));
+  ask_for_lock(slots_, device_, 1);
+  EXPECT_TRUE(slots_.claim(1).empty());
+  std::thread ending([&] { slots_.end_locks(); });
+  std::size_t asked = 2;
+  EXPECT_TRUE(comes_true([&] {
+    ask_for_lock(slots_, device_, asked);
+    return !slots_.claim(asked++).empty() || asked == kSlots;
+  }));
+  ASSERT_LT(asked, kSlots) << "nothing waits once locks end";
+  let();
+  ending.join();
+  for (std::size_t slot = 0; slot + 1 < asked; ++slot) EXPECT_FALSE(slots_.claim(slot).empty());
+  EXPECT_EQ(backend_->calls(Entry::host_register), 1U);
+}
+
+TEST_F(SlowLockTest, AForkedProcessDropsSlotsThatAreBeingLocked) {
+  ask_for_lock(slots_, device_, 0);
+  ASSERT_TRUE(locks(1));
+  EXPECT_TRUE(succeeds_in_child([&] {
+    const SharedSlots gone = std::move(slots_);
+    return true;
+  }));
+  let();
+  static_cast<void>(locked_lease(slots_, device_));
 }
 
 }  // namespace

@@ -82,12 +82,16 @@ class SharedSlots {
   void return_lent() noexcept;
   /// Reader: the number of slots that are used no more.
   [[nodiscard]] std::size_t retired() const noexcept;
-  /// Reader, with the lease of a slot: locks what is allowed of it for `device`, once for all leases, and
-  /// anew if more is allowed by then. False, with the reason in `why`, if that is refused. Without `anew` it
-  /// is not tried, and only true if it was locked before. Throws InvalidArgument for a lease of others,
-  /// DeviceError. Blocks the host, as Registration does.
-  [[nodiscard]] bool lock(const SlotLease& lease, const Device& device, bool anew = true,
-                          std::string* why = nullptr);
+  /// Reader, with the lease of a slot: true if all that was allowed of it is locked for `device`. The lease
+  /// then does not outlive forks. If it is not locked, a thread locks it, once the lease is let go and before
+  /// the slot is free again: the writer has to do without the slot meanwhile. After a lock was refused, no
+  /// other is tried. If more is allowed than is locked, the slot is unlocked now. Throws InvalidArgument for
+  /// a lease of others. Does not block otherwise.
+  [[nodiscard]] bool lock_soon(SlotLease& lease, const Device& device);
+  /// Why a lock was refused. Empty if none was.
+  [[nodiscard]] std::string why_not_locked() const;
+  /// Waits for the lock that is being made. None is made any more. The destructor does the same.
+  void end_locks() noexcept;
   /// Reader: frees the slots that nobody has taken. Only if no writer lives any more.
   void reclaim() noexcept;
 
