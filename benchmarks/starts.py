@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import penstock
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -94,8 +95,6 @@ def iterable(loader: DataLoader, way: str, device: str) -> Iterable[list[torch.T
         for batch in loader:
             yield [tensor.to(target, non_blocking=True) for tensor in tensors_of(batch)]
         return
-    import penstock
-
     for batch in penstock.feed(loader, device, native=False):
         yield tensors_of(batch)
 

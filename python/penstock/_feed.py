@@ -21,7 +21,7 @@ from ._stages import Watch, watch_batches, why_unknown, workers_of
 from ._static import StaticBatches, check, refuse_unless_garbage
 from ._statistics import FeedStatistics
 from ._transfers import expander_for
-from ._worker_feed import WorkerFeed
+from ._worker_feed import WorkerEpoch, WorkerFeed
 
 
 def feed(
@@ -503,7 +503,7 @@ class FeedIterator:
 
     def _fill(self) -> None:
         feed, account = self._feed, self._account
-        while self._reads and len(self._pending) <= feed.prefetch_depth:
+        while self._reads and len(self._pending) <= feed.prefetch_depth and self._may_read():
             try:
                 if self._fixed is not None and not self._fixed.next_is_free():
                     if self._pending:
@@ -536,6 +536,10 @@ class FeedIterator:
                 self._reads = False
             else:
                 self._pending.append((flight, state))
+
+    def _may_read(self) -> bool:
+        """False if there is a batch to hand out, and its user would have to wait for workers to make another one."""
+        return not self._pending or not isinstance(self._source, WorkerEpoch) or self._source.is_ready()
 
     def _send(self, batch: Any, slot: Any) -> Any:
         before = sum(expand.pin_seconds for expand in self._expand)

@@ -67,7 +67,7 @@ class _Workers:
     def __init__(self, loader: Any):
         self._loader = weakref.ref(loader)
         self.lock = threading.RLock()  # code of the user's runs meanwhile: it may begin another epoch
-        self.epochs: dict[str, _Epoch] = {}
+        self.epochs: dict[str, WorkerEpoch] = {}
         self.off = ""  # why its batches are to come without slots
 
     @classmethod
@@ -123,7 +123,7 @@ class WorkerFeed:
             self.pool = epoch.pool
             return epoch
 
-    def _epoch(self, feed: Any, workers: _Workers) -> _Epoch:
+    def _epoch(self, feed: Any, workers: _Workers) -> WorkerEpoch:
         loader = feed.loader
         if _keeps_iterator(loader):
             if loader._initial_iter_for_state_dict:
@@ -134,7 +134,7 @@ class WorkerFeed:
         if not loader.persistent_workers:
             if self._own is None or not self._own.serves(loader.num_workers, each):
                 self._own = _Pool(self._receivers.specs[0], loader.num_workers, each)
-            return _Epoch(loader, self._own)
+            return WorkerEpoch(loader, self._own)
         key = self._receivers.name
         epoch = workers.epochs.get(key)
         if epoch is not None and all(process.is_alive() for process in epoch.pool.processes):
@@ -142,7 +142,7 @@ class WorkerFeed:
         if loader._iterator is not None:
             raise _Ordinary("its persistent workers were started without penstock.feed")
         pool = _Pool(self._receivers.specs[0], loader.num_workers, each)
-        epoch = workers.epochs[key] = _Epoch(loader, pool)
+        epoch = workers.epochs[key] = WorkerEpoch(loader, pool)
         return epoch
 
     def why_ordinary(self) -> str:
@@ -168,7 +168,7 @@ class _Pool(Slots):
         self._engine = engine_for(spec)
         super().__init__(workers, each, _most_bytes(), self._engine.numa_node)
         self._workers = workers
-        self._epoch: Callable[[], _Epoch | None] = lambda: None  # the latest
+        self._epoch: Callable[[], WorkerEpoch | None] = lambda: None  # the latest
         self.processes: list[Any] = []
         self.workers: Callable[[], _Workers | None] = lambda: None
         self._granted = [0] * self.shared.slots
@@ -195,7 +195,7 @@ class _Pool(Slots):
         """Forgets processes that have ended, each of which has open files here."""
         self.processes = [process for process in self.processes if process.is_alive()]
 
-    def start(self, loader: Any, epoch: _Epoch) -> tuple[Any, Any]:
+    def start(self, loader: Any, epoch: WorkerEpoch) -> tuple[Any, Any]:
         """A copy of the loader whose workers write into the slots, and its iterator."""
         data = sys.modules["torch.utils.data"]
         self._epoch = weakref.ref(epoch)
@@ -308,7 +308,7 @@ class _Pool(Slots):
         return lines
 
 
-class _Epoch:
+class WorkerEpoch:
     """An epoch of workers that fill slots. Gives what they send."""
 
     def __init__(self, loader: Any, pool: _Pool):
@@ -316,12 +316,12 @@ class _Epoch:
         pool.workers = weakref.ref(_Workers.of(loader))
         self._twin, self._iterator = pool.start(loader, self)
 
-    def again(self, loader: Any) -> _Epoch:
+    def again(self, loader: Any) -> WorkerEpoch:
         """The next epoch of persistent workers."""
         self._iterator = self.pool.again(self._twin, loader)
         return self
 
-    def __iter__(self) -> _Epoch:
+    def __iter__(self) -> WorkerEpoch:
         return self
 
     def __next__(self) -> Any:
@@ -331,6 +331,11 @@ class _Epoch:
         except StopIteration:
             self.pool.prune()
             raise
+
+    def is_ready(self) -> bool:
+        """True if a batch has come from the workers that was not asked for yet, as far as PyTorch's iterator tells."""
+        iterator = self._iterator
+        return len(iterator._task_info.get(iterator._rcvd_idx, ())) == 2 or not iterator._data_queue.empty()
 
 
 def _stateful() -> Any:

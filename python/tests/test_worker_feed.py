@@ -5,6 +5,7 @@ import dataclasses
 import multiprocessing
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -406,3 +407,38 @@ def test_more_workers_than_cores_give_their_batches(device):
         equal(kept(feed), kept(DataLoader(Tensors(), 1)))
     assert slots_of(feed).shared.slots % workers == 0
     assert sum(slots_of(feed)._granted) == slots_of(feed).shared.slots * (2 << 20)
+
+
+class Waiting(Tensors):
+    """Of these samples only the first comes before they may."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_come = multiprocessing.Event()
+
+    def __getitem__(self, i):
+        assert i == 0 or self.may_come.wait(300)
+        return super().__getitem__(i)
+
+
+@DEVICES
+def test_a_batch_that_has_come_does_not_wait_for_those_ahead(device):
+    dataset = Waiting()
+    iterator = iter(penstock.feed(DataLoader(dataset, 1, num_workers=2), device))
+    batches = [next(iterator)]
+    dataset.may_come.set()
+    equal(kept([*batches, *iterator]), kept(DataLoader(Tensors(), 1)))
+
+
+@DEVICES
+def test_batches_that_have_come_are_sent_ahead(device):
+    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=1, prefetch_factor=4), device)
+    deadline = time.monotonic() + 120
+    ahead = 0
+    while ahead < 2:
+        assert time.monotonic() < deadline, ahead
+        iterator = iter(feed)
+        for _ in iterator:
+            ahead = max(ahead, len(iterator._ordinary._pending))
+            time.sleep(0.002)
+    assert ahead == 2
