@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import penstock
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+import penstock
 
 FIRST = 56
 WAYS = ("DataLoader", "penstock.feed")
