@@ -3,6 +3,7 @@ import dataclasses
 import gc
 import mmap
 import sys
+import threading
 import time
 import weakref
 
@@ -267,6 +268,29 @@ def test_a_closed_engine_sends_nothing():
     engine.close()
     with pytest.raises(penstock.Closed, match="was closed"):
         engine.send(torch.ones(3), expander_for(engine))
+
+
+def test_an_engine_that_is_closed_ends_the_calls_of_other_threads():
+    arrays = [np.zeros(1000, np.float32) for _ in range(2000)]
+    for _ in range(20):
+        engine, sending, ended = _core.Engine("host:link=1"), threading.Barrier(3), []
+
+        def send(engine=engine, sending=sending, ended=ended):
+            engine.send(arrays, expander_for(engine))
+            sending.wait()
+            with pytest.raises(penstock.Closed, match="was closed"):
+                while True:
+                    engine.send(arrays, expander_for(engine))
+            ended.append(True)
+
+        threads = [threading.Thread(target=send) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        sending.wait()
+        engine.close()
+        for thread in threads:
+            thread.join()
+        assert ended == [True] * 2
 
 
 def test_results_are_aligned(device):
