@@ -1,6 +1,7 @@
 #include "file_field.hpp"
 
 #include "frameworks.hpp"
+#include "interpreter_lock.hpp"
 #include "storage.hpp"
 
 #include <penstock/data/open_dataset.hpp>
@@ -55,7 +56,7 @@ class SampleStorage final : public Storage {
 };
 
 std::vector<FileField> open_files(const std::filesystem::path& path) {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   const Dataset file = open_dataset({path});
   std::vector<FileField> fields;
   for (std::size_t field = 0; field < file.field_count(); ++field) fields.push_back({file, field});

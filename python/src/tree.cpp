@@ -394,9 +394,9 @@ nb::object Tree::build_container(Container& container, std::vector<nb::object>& 
     next_node_ = container.end;
     return container.original;
   }
-  container.made = container.begin(moved_);
+  container.made = stay_if_ended([&] { return container.begin(moved_); });
   const nb::object contents = build_next(results);
-  container.made = container.finish(contents, moved_);
+  container.made = stay_if_ended([&] { return container.finish(contents, moved_); });
   return container.made;
 }
 
