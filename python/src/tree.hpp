@@ -65,7 +65,7 @@ class Tree {
     nb::object finish;
     std::size_t end = 0;  ///< the node after its contents
     bool changes = false;
-    nb::object made;  ///< invalid or None: not yet
+    nb::object made{};  ///< invalid or None: not yet
   };
   struct Step {
     PyObject* key;  ///< borrowed; null: `index` counts
