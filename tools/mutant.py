@@ -66,7 +66,9 @@ class Mutant:
 
     @property
     def place(self) -> str:
-        return f"{self.file}:{self.lines[0]}"
+        """File, line and column, from 1."""
+        column = self.start - source_of(self.file).rfind(b"\n", 0, self.start)
+        return f"{self.file}:{self.lines[0]}:{column}"
 
     @property
     def text(self) -> bytes:

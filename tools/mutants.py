@@ -177,7 +177,8 @@ class Bench:
         try:
             return self.judge_in(mutant, self.trees[mutant.preset])
         except DoesNotCompile as error:
-            return ("broken" if mutant.is_kept else "not compiled"), str(error)[-300:]
+            why = next((line for line in str(error).splitlines() if "error" in line.lower()), str(error))
+            return ("broken" if mutant.is_kept else "not compiled"), why[:300]
         except Problem as error:
             return "broken", str(error)
         finally:
@@ -248,7 +249,7 @@ def judge_all(mutants: list[Mutant], options: argparse.Namespace) -> dict[str, d
             outcome, how = bench.judge(mutant)
             with lock:
                 results.add(mutant, outcome, how, time.monotonic() - begin)
-                print(f"{outcome:12} {mutant.place} {mutant.name}: {how.strip()[-300:]}", flush=True)
+                print(f"{outcome:12} {mutant.place} {mutant.name}: {how.strip()}", flush=True)
 
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             for _ in pool.map(judge, left):

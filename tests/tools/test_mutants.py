@@ -150,9 +150,9 @@ class Kept(unittest.TestCase):
 
     def test_an_entry_is_found_whatever_the_lines_are(self):
         found = self.entry(function="Ring::take", text="wait(n); ++taken_;", **{"with": "++taken_; wait(n);"})
-        self.assertEqual((found.place, found.layer), ("src/core/ring.cpp:6", "core"))
+        self.assertEqual((found.place, found.layer), ("src/core/ring.cpp:6:3", "core"))
         self.assertIn(b"  ++taken_; wait(n);\n  return", found.text)
-        self.assertEqual(self.entry(function="Ring::first", text="return first_").place, "src/core/ring.cpp:3")
+        self.assertEqual(self.entry(function="Ring::first", text="return first_").place, "src/core/ring.cpp:3:23")
 
     def test_lines_of_python_keep_their_indent(self):
         found = self.entry(function="A.f", text="a()\nb()", **{"with": "b()\na()"})
@@ -212,26 +212,26 @@ class Chosen(unittest.TestCase):
         return [f"{m.place} {m.name}" for m in mutants.choose(kept, argparse.Namespace(**options))]
 
     def test_changed_lines_are_chosen(self):
-        changed = ["src/data/b.cpp:3 without `h(1);`", "src/data/b.cpp:3 `1` is `(1 + 1)`"]
+        changed = ["src/data/b.cpp:3:3 without `h(1);`", "src/data/b.cpp:3:5 `1` is `(1 + 1)`"]
         self.assertEqual(self.chosen(since="HEAD"), changed)
         self.commit()
         self.assertEqual(self.chosen(since="HEAD"), [])
         self.assertEqual(self.chosen(), changed)  # on main, since the commit before
         self.git("checkout", "-q", "-b", "branch")
         self.write("src/core/new.cpp", "void f() { g(); }\n")
-        self.assertEqual(self.chosen(since="HEAD"), ["src/core/new.cpp:1 without `g();`"])
+        self.assertEqual(self.chosen(since="HEAD"), ["src/core/new.cpp:1:12 without `g();`"])
         self.commit()
         self.write("src/core/a.cpp", "void f() {\n  g(x);\n}\n")
-        self.assertEqual(self.chosen(), ["src/core/a.cpp:2 without `g(x);`", "src/core/new.cpp:1 without `g();`"])
+        self.assertEqual(self.chosen(), ["src/core/a.cpp:2:3 without `g(x);`", "src/core/new.cpp:1:12 without `g();`"])
 
     def test_all_lines_are_chosen_by_layer_and_description(self):
         self.assertEqual(len(self.chosen(all=True)), 4)
-        self.assertEqual(self.chosen(all=True, layer="core"), ["src/core/a.cpp:2 without `g();`"])
-        self.assertEqual(self.chosen(all=True, only="data.*g"), ["src/data/b.cpp:2 without `g();`"])
+        self.assertEqual(self.chosen(all=True, layer="core"), ["src/core/a.cpp:2:3 without `g();`"])
+        self.assertEqual(self.chosen(all=True, only="data.*g"), ["src/data/b.cpp:2:3 without `g();`"])
 
     def test_what_is_kept_is_not_made_again(self):
         kept = mutant.Mutant("src/core/a.cpp", 13, 17, b"", "g is kept", is_kept=True)
-        self.assertEqual(self.chosen([kept], all=True, layer="core"), ["src/core/a.cpp:2 g is kept"])
+        self.assertEqual(self.chosen([kept], all=True, layer="core"), ["src/core/a.cpp:2:3 g is kept"])
 
     def test_results_go_on_where_they_stopped(self):
         one, other = (mutant.Mutant("src/core/a.cpp", 13, 17, put, "n") for put in (b"", b"h();"))
