@@ -68,7 +68,7 @@ std::optional<GainRange> range_of_changes(const std::vector<FindingChange>& chan
     range->high += change.before->high - (change.less ? change.after->high : 0);
   }
   if (!range) return range;
-  const double without_kernels = account.step_seconds() - account.per_step(account.part(DevicePart::kernel));
+  const double without_kernels = account.step_seconds() - account.per_step(account.working());
   range->high = std::max(range->low, std::min(range->high, without_kernels));
   return range;
 }

@@ -34,11 +34,13 @@ struct TraceColour {
   std::string_view meaning;
 };
 constexpr auto kTraceColours = std::to_array<TraceColour>({{"compute", "kernels"},
+                                                           {"communication", "communication"},
                                                            {"exposed", "copies that nothing hides"},
                                                            {"pageable", "copies from pageable memory"},
                                                            {"pinned", "other copies to the GPU"},
                                                            {"to-host", "copies to the host"},
                                                            {"stall", "waiting for data"},
+                                                           {"starting", "the start of CUDA"},
                                                            {"launch", "launches and calls"},
                                                            {"wait", "waits of the host for the GPU"},
                                                            {"pin", "pinning"},
@@ -47,8 +49,8 @@ constexpr auto kTraceColours = std::to_array<TraceColour>({{"compute", "kernels"
                                                            {"evidence", "what a finding is about"}});
 
 std::string_view part_colour(DevicePart part) {
-  constexpr std::array<std::string_view, kDeviceParts> kColours = {"compute", "exposed", "stall",
-                                                                   "launch",  "other",   "unknown"};
+  constexpr std::array<std::string_view, kDeviceParts> kColours = {
+      "compute", "communication", "exposed", "stall", "starting", "launch", "other", "unknown"};
   return kColours[static_cast<std::size_t>(part)];
 }
 

@@ -64,6 +64,19 @@ std::string window_text(const DeviceAccount& account) {
                      spread_text(account));
 }
 
+namespace {
+
+/// Bytes of a step, and how many copies do not tell theirs.
+std::string size_text(const CopyFigures& copies, double steps) {
+  const std::string bytes =
+      format_bytes(static_cast<std::uint64_t>(static_cast<double>(copies.bytes) / steps));
+  if (copies.unsized == 0) return bytes;
+  if (copies.unsized == copies.count) return "of unknown size,";
+  return fmt::format("{} and {:.3g} of unknown size,", bytes, static_cast<double>(copies.unsized) / steps);
+}
+
+}  // namespace
+
 std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
   const bool to_device = direction == CopyDirection::h2d;
   const CopyFigures& copies = to_device ? account.h2d : account.d2h;
@@ -78,19 +91,25 @@ std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
           ? fmt::format("{} hidden, {} exposed", seconds_text(account.per_step(copies.busy - copies.exposed)),
                         seconds_text(account.per_step(copies.exposed)))
           : "what hides them is not known";
+  const bool has_rate = seconds > 0 && copies.unsized == 0;
   return fmt::format(
-      "{}: {:.3g}, {} at {}; {}", label, static_cast<double>(copies.count) / steps,
-      format_bytes(static_cast<std::uint64_t>(static_cast<double>(copies.bytes) / steps)),
-      seconds > 0 ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate", hidden);
+      "{}: {:.3g}, {} at {}; {}", label, static_cast<double>(copies.count) / steps, size_text(copies, steps),
+      has_rate ? format_gbps(static_cast<double>(copies.bytes) / seconds) : "an unknown rate", hidden);
 }
 
 namespace {
+
+/// A report has these only if they took time.
+bool is_rare(DevicePart part) {
+  return part == DevicePart::communication || part == DevicePart::starting ||
+         part == DevicePart::not_observed;
+}
 
 std::string account_text(const DeviceAccount& account, const Look& look) {
   Table table({"where the time went", account.steps > 0 ? "a step" : "in all", "share"});
   for (std::size_t i = 0; i < kDeviceParts; ++i) {
     const auto part = static_cast<DevicePart>(i);
-    if (account.part(part) == 0 && part == DevicePart::not_observed) continue;
+    if (account.part(part) == 0 && is_rare(part)) continue;
     table.add({std::string(device_part_label(part)), seconds_text(account.per_step(account.part(part))),
                fmt::format("{:.1f} %", 100 * account.share(part))});
   }
@@ -168,7 +187,7 @@ Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {
   const auto known = [&account](Json value) { return account.has_copies ? std::move(value) : nullptr; };
   const auto compared = [&](double seconds) { return known(account.has_kernels ? Json(seconds) : nullptr); };
   return {{"count", known(copies.count)},
-          {"bytes", known(copies.bytes)},
+          {"bytes", known(copies.unsized == 0 ? Json(copies.bytes) : nullptr)},
           {"seconds", known(static_cast<double>(copies.busy) * kNanosecond)},
           {"exposed_seconds", compared(static_cast<double>(copies.exposed) * kNanosecond)},
           {"hidden_seconds", compared(static_cast<double>(copies.busy - copies.exposed) * kNanosecond)},
@@ -256,6 +275,7 @@ std::string trace_json(const TraceReport& report) {
   Json value = {{"schema", "penstock-trace-diagnosis/1"},
                 {"version", PENSTOCK_VERSION},
                 {"trace", report.file},
+                {"rank", report.rank ? Json(*report.rank) : Json(nullptr)},
                 {"events", report.events},
                 {"devices", Json::array()},
                 {"findings", Json::array()},

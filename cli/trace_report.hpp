@@ -17,6 +17,7 @@ namespace penstock::cli {
 struct TraceReport {
   std::string file;
   std::optional<std::int64_t> process;  ///< of a recording: its number
+  std::optional<std::uint64_t> rank;    ///< of a trace that tells it
   std::uint64_t events = 0;
   double recorded_seconds = 0;  ///< from the first to the last record
   Diagnosis diagnosis;

@@ -10,6 +10,7 @@
 #include "cupti.hpp"
 #include "cupti_session.hpp"
 #include "devices.hpp"
+#include "doctor/communication.hpp"
 #include "doctor/python_files.hpp"
 #include "host_memory.hpp"
 #include "mix.hpp"
@@ -255,14 +256,16 @@ std::uint64_t hash_of(const char* text) noexcept {
   return hash;
 }
 
-/// The same for the same kernel with the same grid; above kGridBits, for the same kernel. Odd. Names of
-/// templates have hundreds of characters.
+/// The same for the same kernel with the same grid; above kGridBits, for the same kernel. Odd, or of a kernel
+/// that communicates. Names of templates have hundreds of characters.
 std::uint16_t label_of(const CuptiKernelRecord& kernel) noexcept {
   constexpr std::uint64_t kGrid = (1u << recording::kGridBits) - 1;
   std::uint64_t grid = 0;
   for (const std::int32_t extent : kernel.grid) grid = mix(grid, static_cast<std::uint32_t>(extent));
   const std::uint64_t name = hash_of(kernel.name) >> 48;
-  return static_cast<std::uint16_t>((name & ~kGrid) | (grid >> (64 - recording::kGridBits)) | 1);
+  const auto label = static_cast<std::uint16_t>((name & ~kGrid) | (grid >> (64 - recording::kGridBits)) | 1);
+  const bool communicates = kernel.name != nullptr && is_communication(std::string_view(kernel.name));
+  return communicates ? communication_label(label) : label;
 }
 
 /// Ranges of libraries, which have domains of their own, are no steps of the program.

@@ -25,7 +25,12 @@ IMPLEMENTERS_HEADER = "penstock/device/backend.hpp"
 FOR_IMPLEMENTERS = "backend.hpp is for those who implement a device: use Device, Stream and Event"
 
 # The recorder is loaded into other programs, so it has no code of the library: only what both must agree on.
-RECORDERS_HEADERS = ("doctor/recording_format.hpp", "doctor/call_names.hpp", "doctor/python_files.hpp")
+RECORDERS_HEADERS = (
+    "doctor/recording_format.hpp",
+    "doctor/call_names.hpp",
+    "doctor/communication.hpp",
+    "doctor/python_files.hpp",
+)
 
 CHECKED = ("include", "src", "cli", "recorder", "python")
 SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}

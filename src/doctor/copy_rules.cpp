@@ -160,7 +160,7 @@ std::optional<ExposedCopies> asynchronous_copies(const DeviceView& view, bool ar
 /// What is saved if kernels hide these copies. `exposed`: what they do not hide yet.
 GainRange gain_if_hidden(const DeviceView& view, const std::vector<ViewedCopy>& copies,
                          const Finding& finding, double exposed) {
-  const double kernel = view.account.per_step(view.account.part(DevicePart::kernel));
+  const double kernel = view.account.per_step(view.account.working());
   const double room = std::max(0.0, kernel - (finding.seconds - exposed));
   return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_around(view, copies)};
 }
@@ -245,7 +245,7 @@ std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   const double pinned = seconds_if_pinned(view, copies, finding);
   const auto [waited, waited_before] = waits_for(view, copies);
   finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds),
-                  std::max(exposed + idle_around(view, copies), most_without_waits(view, exposed, waited))};
+                  most_without_waits(view, exposed, taken_seconds(view, copies))};
   finding.text = fmt::format("Copies from pageable memory: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
                              format_seconds(finding.seconds));
@@ -276,9 +276,9 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
     if (view.is_of_launching_thread(*viewed.waited)) own_gaps.push_back(gaps.back());
   }
   const auto [waited, waited_before] = waits_for(view, copies);
-  const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
+  const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.explained));
   // Whether a thread that launches waits for another one is not recorded.
-  const double own_gap = view.account.per_step(uncovered(span_list(std::move(own_gaps)), view.waits));
+  const double own_gap = view.account.per_step(uncovered(span_list(std::move(own_gaps)), view.explained));
   finding.gain = {std::min(waited, own_gap) / 2,
                   most_without_waits(view, exposed_seconds(view, copies), waited)};
   finding.text = fmt::format(
@@ -335,7 +335,8 @@ std::optional<Finding> find_default_stream_waits(const DeviceView& view) {
 
 std::optional<Finding> find_small_copies(const DeviceView& view) {
   const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
-    return viewed.copy->direction == CopyDirection::h2d && viewed.copy->bytes <= kSmallBytes;
+    const std::uint64_t bytes = viewed.copy->bytes;
+    return viewed.copy->direction == CopyDirection::h2d && bytes > 0 && bytes <= kSmallBytes;
   });
   // Runs of copies between which no kernel begins.
   TraceTime uncovered_time = 0;
@@ -459,7 +460,7 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
   }
   if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
-  const SpanList idle = subtract(span_list(std::move(trips)), view.waits.spans());
+  const SpanList idle = subtract(span_list(std::move(trips)), view.explained.spans());
   const double without_kernels = view.account.per_step(uncovered(idle, view.kernels));
   finding.gain = {0, without_kernels};
   finding.text = fmt::format(

@@ -16,17 +16,27 @@ TimeSpan part_in_window(const DeviceView& view, TimeSpan span) {
 }
 
 /// In which the device idles until a copy begins, and after it ends.
-TimeSpan gap_before(const DeviceView& view, TimeSpan copy) {
-  return {std::min(copy.begin, view.busy.end_before(copy.begin, view.account.window.begin)), copy.begin};
+/// A copy is to blame for no more idle time than it takes, or its call.
+TraceTime longest_gap(const DeviceView& view, const ViewedCopy& viewed) {
+  const TimeSpan copy = viewed.copy->time;
+  const TimeSpan wait = wait_for(view, viewed);
+  return std::max(copy.end - copy.begin, wait.end - wait.begin);
 }
-TimeSpan gap_behind(const DeviceView& view, TimeSpan copy) {
-  return {copy.end, std::max(copy.end, view.busy.begin_after(copy.end, view.account.window.end))};
+TimeSpan gap_before(const DeviceView& view, const ViewedCopy& viewed) {
+  const TraceTime end = viewed.copy->time.begin;
+  const TraceTime begin = view.busy.end_before(end, view.account.window.begin);
+  return {std::clamp(begin, end - longest_gap(view, viewed), end), end};
+}
+TimeSpan gap_behind(const DeviceView& view, const ViewedCopy& viewed) {
+  const TraceTime begin = viewed.copy->time.end;
+  const TraceTime end = view.busy.begin_after(begin, view.account.window.end);
+  return {begin, std::clamp(end, begin, begin + longest_gap(view, viewed))};
 }
 
 double unexplained(const DeviceView& view, std::vector<TimeSpan> gaps) {
   SpanList own_work;
   for (const QuietTime& quiet : view.own_work) append_span(own_work, quiet.time);
-  return view.account.per_step(uncovered(subtract(span_list(std::move(gaps)), own_work), view.waits));
+  return view.account.per_step(uncovered(subtract(span_list(std::move(gaps)), own_work), view.explained));
 }
 
 }  // namespace
@@ -41,7 +51,7 @@ double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& co
 double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
   std::vector<TimeSpan> gaps;
   gaps.reserve(copies.size());
-  for (const ViewedCopy& viewed : copies) gaps.push_back(gap_before(view, viewed.copy->time));
+  for (const ViewedCopy& viewed : copies) gaps.push_back(gap_before(view, viewed));
   return unexplained(view, std::move(gaps));
 }
 
@@ -49,8 +59,8 @@ double idle_around(const DeviceView& view, const std::vector<ViewedCopy>& copies
   std::vector<TimeSpan> gaps;
   gaps.reserve(2 * copies.size());
   for (const ViewedCopy& viewed : copies) {
-    gaps.push_back(gap_before(view, viewed.copy->time));
-    gaps.push_back(gap_behind(view, viewed.copy->time));
+    gaps.push_back(gap_before(view, viewed));
+    gaps.push_back(gap_behind(view, viewed));
   }
   return unexplained(view, std::move(gaps));
 }
@@ -76,6 +86,16 @@ WaitsForCopies waits_for(const DeviceView& view, const std::vector<ViewedCopy>& 
     return view.account.per_step(total_length(span_list(std::move(waits))));
   };
   return {seconds(all), seconds(before)};
+}
+
+double taken_seconds(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TimeSpan> spans;
+  spans.reserve(2 * copies.size());
+  for (const ViewedCopy& viewed : copies) {
+    spans.push_back(part_in_window(view, viewed.copy->time));
+    spans.push_back(wait_for(view, viewed));
+  }
+  return view.account.per_step(total_length(span_list(std::move(spans))));
 }
 
 double most_without_waits(const DeviceView& view, double exposed, double waited) {

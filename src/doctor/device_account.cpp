@@ -1,3 +1,4 @@
+#include "doctor/communication.hpp"
 #include "doctor/device_activity.hpp"
 #include "doctor/recording_format.hpp"
 
@@ -18,15 +19,15 @@ TimeSpan clip(TimeSpan span, TimeSpan window) {
   return {std::max(span.begin, window.begin), std::min(span.end, window.end)};
 }
 
-SpanList merge(SpanList a, const SpanList& b) {
-  if (b.empty()) return a;
-  SpanList merged;
-  for (std::size_t i = 0, j = 0; i < a.size() || j < b.size();) {
-    const bool first = j == b.size() || (i < a.size() && a[i].begin <= b[j].begin);
-    append_span(merged, first ? a[i++] : b[j++]);
-  }
-  return merged;
-}
+/// The least span around others.
+class Hull {
+ public:
+  void widen(TimeSpan span) { span_ = {std::min(span_.begin, span.begin), std::max(span_.end, span.end)}; }
+  [[nodiscard]] TimeSpan window() const { return span_.begin <= span_.end ? span_ : TimeSpan{}; }
+
+ private:
+  TimeSpan span_{std::numeric_limits<TraceTime>::max(), std::numeric_limits<TraceTime>::min()};
+};
 
 bool is_kernel(const TimelineWork& work) { return work.label != recording::kMemorySet; }
 
@@ -48,14 +49,17 @@ std::vector<bool> threads_of(const Timeline& timeline, const Test& counts) {
 
 std::string_view device_part_name(DevicePart part) noexcept {
   constexpr std::array<std::string_view, kDeviceParts> kNames = {
-      "kernel", "exposed_copy", "waiting_for_data", "launch_or_sync", "other_idle", "not_observed"};
+      "kernel",   "communication",  "exposed_copy", "waiting_for_data",
+      "starting", "launch_or_sync", "other_idle",   "not_observed"};
   return kNames[static_cast<std::size_t>(part)];
 }
 
 std::string_view device_part_label(DevicePart part) noexcept {
   constexpr std::array<std::string_view, kDeviceParts> kLabels = {
-      "kernels",     "exposed copies", "idle, waiting for data", "idle, launch or synchronization",
-      "idle, other", "not observed"};
+      "kernels",           "communication",
+      "exposed copies",    "idle, waiting for data",
+      "idle, CUDA starts", "idle, launch or synchronization",
+      "idle, other",       "not observed"};
   return kLabels[static_cast<std::size_t>(part)];
 }
 
@@ -98,21 +102,24 @@ HostActivity host_activity(const Timeline& timeline, std::uint16_t device) {
   host.launches = launching_threads(timeline, device);
   std::vector<TimeSpan> busy;
   std::vector<TimeSpan> waits;
+  std::vector<TimeSpan> starts;
   // A thread's spans are in order, so that those within others are left out as they come.
   const auto add = [](std::vector<TimeSpan>& spans, TimeSpan span) {
     if (spans.empty() || span.begin < spans.back().begin || span.end > spans.back().end)
       spans.push_back(span);
   };
   for (const TimelineCall& call : timeline.calls) {
-    if (host.launches[call.thread]) add(busy, call.time);
+    if (host.launches[call.thread]) add(call.kind == CallKind::other ? starts : busy, call.time);
   }
+  host.calls = span_list(busy);
   for (const TimelineHostSpan& span : timeline.host) {
     if (!host.launches[span.thread]) continue;
     if (span.kind == HostSpanKind::op) add(busy, span.time);
     if (span.kind == HostSpanKind::loader_wait) add(waits, span.time);
   }
-  host.busy = span_list(std::move(busy));
   host.waits = span_list(std::move(waits));
+  host.starts = subtract(span_list(std::move(starts)), host.waits);
+  host.busy = subtract(subtract(span_list(std::move(busy)), host.waits), host.starts);
   host.observed = timeline.has_ops || timeline.has_frames || !host.waits.empty() ||
                   (timeline.source == TimelineSource::recorder && !host.busy.empty());
   if (!timeline.has_launches || !timeline.has_calls || lacks_launches(timeline)) host.observed = false;
@@ -120,27 +127,29 @@ HostActivity host_activity(const Timeline& timeline, std::uint16_t device) {
   return host;
 }
 
+TimeSpan whole_window(const Timeline& timeline) {
+  Hull hull;
+  for (const auto& record : timeline.copies) hull.widen(record.time);
+  for (const auto& record : timeline.work) hull.widen(record.time);
+  for (const auto& record : timeline.calls) hull.widen(record.time);
+  for (const auto& record : timeline.host) hull.widen(record.time);
+  return hull.window();
+}
+
 TimeSpan account_window(const Timeline& timeline) {
-  TimeSpan window{std::numeric_limits<TraceTime>::max(), std::numeric_limits<TraceTime>::min()};
-  const auto widen = [&window](const TimeSpan& span) {
-    window = {std::min(window.begin, span.begin), std::max(window.end, span.end)};
-  };
-  if (!timeline.steps.empty()) {
-    for (const TimeSpan& step : timeline.steps) widen(step);
-    return window;
-  }
-  for (const auto& record : timeline.copies) widen(record.time);
-  for (const auto& record : timeline.work) widen(record.time);
-  for (const auto& record : timeline.calls) widen(record.time);
-  for (const auto& record : timeline.host) widen(record.time);
-  return window.begin <= window.end ? window : TimeSpan{};
+  if (timeline.steps.empty()) return whole_window(timeline);
+  Hull hull;
+  for (const TimeSpan& step : timeline.steps) hull.widen(step);
+  return hull.window();
 }
 
 DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, TimeSpan window) {
   DeviceActivity activity;
   SpanList within;
   for (const TimelineWork& work : timeline.work) {
-    if (work.device == device) append_span(activity.kernels, clip(work.time, window));
+    if (work.device != device) continue;
+    append_span(activity.kernels, clip(work.time, window));
+    if (!is_communication(work.label)) append_span(activity.computing, clip(work.time, window));
   }
   for (const TimelineCopy& copy : timeline.copies) {
     if (copy.device != device) continue;
@@ -150,6 +159,7 @@ DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, T
     append_span(list, clip(copy.time, window));
   }
   activity.kernels = merge(std::move(activity.kernels), within);
+  activity.computing = merge(std::move(activity.computing), within);
   activity.busy = merge(activity.kernels, merge(activity.h2d, activity.d2h));
   return activity;
 }
@@ -172,19 +182,23 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
   const TraceTime busy = total_length(activity.busy);
   const TraceTime idle = account.total() - busy;
   if (timeline.has_kernels) {
-    set(DevicePart::kernel, kernels);
+    const TraceTime computing = total_length(activity.computing);
+    set(DevicePart::kernel, computing);
+    set(DevicePart::communication, kernels - computing);
     set(DevicePart::exposed_copy, busy - kernels);
   }
   if (!timeline.has_kernels) {
     set(DevicePart::not_observed, account.total());
   } else if (timeline.has_copies && host.observed) {
-    const SpanList waits = intersect({window}, host.waits);
-    const SpanList launches = subtract(intersect({window}, host.busy), waits);
-    const TraceTime waiting = total_length(waits) - overlap(waits, activity.busy);
-    const TraceTime launching = total_length(launches) - overlap(launches, activity.busy);
-    set(DevicePart::waiting_for_data, waiting);
-    set(DevicePart::launch_or_sync, launching);
-    set(DevicePart::other_idle, idle - waiting - launching);
+    TraceTime other = idle;
+    for (const auto& [part, doing] : {std::pair(DevicePart::waiting_for_data, &host.waits),
+                                      {DevicePart::starting, &host.starts},
+                                      {DevicePart::launch_or_sync, &host.busy}}) {
+      const SpanList within = intersect({window}, *doing);
+      set(part, total_length(within) - overlap(within, activity.busy));
+      other -= account.part(part);
+    }
+    set(DevicePart::other_idle, other);
   } else {
     set(DevicePart::not_observed, idle);
   }
@@ -194,6 +208,7 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
     CopyFigures& figures = copy.direction == CopyDirection::h2d ? account.h2d : account.d2h;
     ++figures.count;
     figures.bytes += copy.bytes;
+    figures.unsized += copy.bytes == 0 ? 1 : 0;
   }
   account.kernels = static_cast<std::uint64_t>(
       std::ranges::count_if(timeline.work, [device, window](const TimelineWork& work) {

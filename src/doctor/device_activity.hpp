@@ -12,8 +12,10 @@ namespace penstock {
 
 /// What the threads do that decide when a device works.
 struct HostActivity {
-  SpanList waits;  ///< in `next()` of a DataLoader
-  SpanList busy;   ///< in an operator or a call
+  SpanList waits;   ///< in `next()` of a DataLoader
+  SpanList starts;  ///< in a call of CallKind::other
+  SpanList busy;    ///< in an operator or a call, and not in one of these
+  SpanList calls;   ///< in a call, as of these; operators on the host make none
   bool observed = false;
   std::vector<bool> launches;  ///< by thread: it is one of them
 };
@@ -26,12 +28,15 @@ struct HostActivity {
 /// True if kernels ran, but no call launched them.
 [[nodiscard]] bool lacks_launches(const Timeline& timeline);
 
-/// The steps as one span, or everything that was recorded.
+/// Everything that was recorded.
+[[nodiscard]] TimeSpan whole_window(const Timeline& timeline);
+/// The steps as one span, or everything.
 [[nodiscard]] TimeSpan account_window(const Timeline& timeline);
 
 /// What one device does within a window.
 struct DeviceActivity {
-  SpanList kernels;  ///< and memory sets and copies within devices
+  SpanList kernels;    ///< and memory sets and copies within devices
+  SpanList computing;  ///< of these, without those that communicate
   SpanList h2d;
   SpanList d2h;
   SpanList busy;  ///< any of these

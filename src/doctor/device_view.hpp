@@ -40,6 +40,7 @@ struct DeviceView {
   const SpanIndex& kernels;
   const SpanIndex& busy;                   ///< kernels and copies
   const SpanIndex& waits;                  ///< for a DataLoader
+  const SpanIndex& explained;              ///< these, and the start of CUDA: no part of what others gain
   const std::vector<QuietTime>& own_work;  ///< of the program
   /// Of all threads. If the host runs ahead, those of the window's copies come before it.
   const std::vector<KnownCall>& calls;

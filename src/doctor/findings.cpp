@@ -173,7 +173,7 @@ bool moves_less(std::string_view id) {
 /// Seconds of a step below which no feed comes: its kernels, beside its input over the link. The model of a
 /// feed without costs other than the link's. Without a profile, only the kernels are known.
 double least_step(const DeviceView& view) {
-  const double kernels = view.account.per_step(view.account.part(DevicePart::kernel));
+  const double kernels = view.account.per_step(view.account.working());
   double bytes = 0;
   for (const ViewedCopy& viewed : view.copies) {
     if (viewed.copy->direction == CopyDirection::h2d) bytes += static_cast<double>(viewed.copy->bytes);
@@ -200,7 +200,7 @@ double least_step(const DeviceView& view) {
 /// Bounds the gain by the critical path, and judges it. `fed` is the least step of a feed of the same bytes.
 void judge(Finding& finding, const DeviceAccount& account, double fed) {
   const double step = account.step_seconds();
-  const double kernels = account.per_step(account.part(DevicePart::kernel));
+  const double kernels = account.per_step(account.working());
   const double most = step - (moves_less(finding.id) ? kernels : fed);
   finding.device = account.device;
   finding.gain.high = std::clamp(finding.gain.high, 0.0, std::max(0.0, most));
@@ -247,6 +247,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   for (const std::uint16_t device : devices) {
     const HostActivity host = host_activity(timeline, device);
     const SpanIndex waits(host.waits);
+    const SpanIndex explained(merge(host.waits, host.starts));
     const std::vector<QuietTime> own_work = quiet_times(timeline, host, window);
     const std::vector<bool> host_steps = active_steps_of_threads(timeline, host.launches, window);
     DeviceActivity activity = device_activity(timeline, device, window);
@@ -259,6 +260,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
                     kernels,
                     busy,
                     waits,
+                    explained,
                     own_work,
                     calls,
                     of_inputs,

@@ -3,6 +3,7 @@
 #include "doctor/device_view.hpp"
 #include "doctor/recording_format.hpp"
 
+#include <penstock/core/bytes.hpp>
 #include <penstock/doctor/device_account.hpp>
 
 #include <fmt/format.h>
@@ -48,23 +49,23 @@ std::size_t streams_of_unknown_kind(const Timeline& timeline, TimeSpan window) {
 
 using List = std::vector<NotExamined>;
 
-bool is_trace(const Timeline& timeline) { return timeline.source == TimelineSource::torch_profiler; }
-
 void add_steps(List& list, const Timeline& timeline) {
   if (timeline.steps.empty()) {
     list.push_back({{"round-trips", "step"},
                     is_trace(timeline) ? "No steps are marked, and no sequence of kernels and copies repeats "
-                                         "exactly. So all figures are "
-                                         "of the whole recording. Call the profiler's step() in the loop."
+                                         "as steps do. So all figures are of the whole recording. Call the "
+                                         "profiler's step() in the loop."
                                        : "No steps were found, as no sequence of kernels and copies repeats "
                                          "exactly. So all figures are "
                                          "of the whole recording."});
   }
   if (timeline.steps.size() < kSteadySteps) {
+    std::vector<std::string> names{"pinning", "device-allocations"};
+    if (!is_trace(timeline)) names.emplace_back("host-work");
     list.push_back(
-        {{"pinning", "device-allocations", "host-work"},
-         "Pinning, allocations and the program's own work after the first steps: fewer than 4 steps "
-         "were recorded."});
+        {std::move(names),
+         fmt::format("Pinning{} after the first steps: fewer than 4 steps were recorded.",
+                     is_trace(timeline) ? " and allocations" : ", allocations and the program's own work")});
   }
 }
 
@@ -92,9 +93,14 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
   }
 }
 
-/// A trace says it with the nodes.
 void add_looks(List& list, const Timeline& timeline, const HostActivity& host) {
-  if (is_trace(timeline) || timeline.has_looks || !host.observed) return;
+  if (timeline.has_looks || !host.observed) return;
+  if (is_trace(timeline)) {
+    list.push_back({{"host-work"},
+                    "The program's own work between calls of CUDA: no stacks were recorded. Profile with "
+                    "with_stack=True."});
+    return;
+  }
   list.push_back(
       {{"host-work"},
        "The program's own work between calls of CUDA: no thread that launches kernels was looked at. "
@@ -111,6 +117,38 @@ void add_memory(List& list, const Timeline& timeline) {
          fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
                      unknown)});
   }
+}
+
+void add_sizes(List& list, const Timeline& timeline) {
+  const auto unknown =
+      std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) { return copy.bytes == 0; });
+  if (unknown == 0) return;
+  list.push_back({{"pageable-copies", "blocking-copies", "exposed-copies", "default-stream-waits",
+                   "small-copies", "widened-copies", "same-data-again", "round-trips", "far-memory"},
+                  fmt::format("Sizes of copies: the bytes of {} copies are not recorded. No finding about "
+                              "copies has these.",
+                              unknown)});
+}
+
+void add_outside(List& list, const Timeline& timeline, TimeSpan window) {
+  const TimeSpan all = whole_window(timeline);
+  const TraceTime outside = all.end - all.begin - (window.end - window.begin);
+  if (!is_trace(timeline) || timeline.steps.empty() || outside <= window.end - window.begin) return;
+  const auto is_outside = [window](const auto& record) {
+    return record.time.begin < window.begin || record.time.begin >= window.end;
+  };
+  const auto copies = std::ranges::count_if(timeline.copies, [&](const TimelineCopy& copy) {
+    return copy.direction != CopyDirection::d2d && is_outside(copy);
+  });
+  const auto waits = std::ranges::count_if(timeline.calls, [&](const TimelineCall& call) {
+    return is_synchronization(call.kind) && is_outside(call);
+  });
+  list.push_back(
+      {{},
+       fmt::format("What lies outside the steps: {} of {}, with {} copies between host and GPU and "
+                   "{} waits of the host.",
+                   format_seconds(1e-9 * static_cast<double>(outside)),
+                   format_seconds(1e-9 * static_cast<double>(all.end - all.begin)), copies, waits)});
 }
 
 /// Copies whose contents the recorder looks at if it can, that began within the window.
@@ -161,9 +199,8 @@ void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
 void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) {
     list.push_back(
-        {{"far-memory", "default-stream-waits", "host-work"},
-         "The NUMA node, the default stream, and the program's own work between calls of CUDA: only a "
-         "recording of the doctor's own tells them."});
+        {{"far-memory", "default-stream-waits"},
+         "The NUMA node and the default stream: only a recording of the doctor's own tells them."});
     return;
   }
   if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
@@ -249,10 +286,12 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   for (const std::string& note : timeline.notes) list.push_back({{}, note});
   std::ranges::move(not_recorded(timeline), std::back_inserter(list));
   add_steps(list, timeline);
+  add_outside(list, timeline, window);
   add_host(list, timeline, host);
   add_values(list, timeline, window);
   add_looks(list, timeline, host);
   add_memory(list, timeline);
+  add_sizes(list, timeline);
   add_contents(list, timeline, window);
   add_nodes(list, timeline, window);
   add_streams(list, timeline, window);

@@ -109,7 +109,8 @@ enum class RecordType : std::uint8_t {
   copy = 1,  ///< detail: kind of copy; extra: kinds of memory, the source's in the lower half. Numbers as
              ///< CUPTI's
   work = 2,  ///< extra: kMemorySet, or an odd number: above its kGridBits, the same for the same kernel, and
-             ///< in all the same for the same grid, too. Earlier recorders mixed both
+             ///< in all the same for the same grid, too. Earlier recorders mixed both. Of kernels that send
+             ///< data between GPUs, a multiple of 4 (communication.hpp), which earlier recorders did not tell
   call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none; extra: of large copies,
              ///< the NUMA node of the host memory in the lower half, that of the thread in the upper. They
              ///< are numbers plus one; 0: not known

@@ -127,9 +127,9 @@ TimeSpan gap_after(const DeviceView& view, TimeSpan wait) {
 }
 
 TraceTime idle_in(const DeviceView& view, TimeSpan window) {
-  const SpanList waits = intersect({window}, view.waits.spans());
-  const TraceTime waiting = total_length(waits) - overlap(waits, view.busy.spans());
-  return window.end - window.begin - view.busy.covered(window) - waiting;
+  const SpanList explained = intersect({window}, view.explained.spans());
+  const TraceTime left_out = total_length(explained) - overlap(explained, view.busy.spans());
+  return window.end - window.begin - view.busy.covered(window) - left_out;
 }
 
 double idle_seconds(const DeviceView& view) {

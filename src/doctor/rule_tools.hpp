@@ -46,8 +46,8 @@ class Places {
 /// wait's beginning if that is later, until it works again. Empty if it works when the wait ends.
 [[nodiscard]] TimeSpan gap_after(const DeviceView& view, TimeSpan wait);
 
-/// The time in which the device idles, other than for a loader. A host that waits less launches ahead, and
-/// may hide as much of it as it waits less.
+/// The time in which the device idles, other than for a loader or while CUDA starts. A host that waits less
+/// launches ahead, and may hide as much of it as it waits less.
 [[nodiscard]] TraceTime idle_in(const DeviceView& view, TimeSpan window);
 /// The same, of the whole window, in seconds of a step.
 [[nodiscard]] double idle_seconds(const DeviceView& view);

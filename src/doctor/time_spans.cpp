@@ -27,6 +27,16 @@ TraceTime total_length(const SpanList& list) noexcept {
   return sum;
 }
 
+SpanList merge(SpanList a, const SpanList& b) {
+  if (b.empty()) return a;
+  SpanList merged;
+  for (std::size_t i = 0, j = 0; i < a.size() || j < b.size();) {
+    const bool first = j == b.size() || (i < a.size() && a[i].begin <= b[j].begin);
+    append_span(merged, first ? a[i++] : b[j++]);
+  }
+  return merged;
+}
+
 SpanList intersect(const SpanList& a, const SpanList& b) {
   SpanList both;
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {

@@ -14,6 +14,8 @@ using SpanList = std::vector<TimeSpan>;
 void append_span(SpanList& list, TimeSpan span);
 /// The spans, which may be in any order and overlap, as a list.
 [[nodiscard]] SpanList span_list(std::vector<TimeSpan> spans);
+/// What is in one of the lists, or in both.
+[[nodiscard]] SpanList merge(SpanList a, const SpanList& b);
 [[nodiscard]] TraceTime total_length(const SpanList& list) noexcept;
 /// The parts of `a` that are in `b`, and those that are not.
 [[nodiscard]] SpanList intersect(const SpanList& a, const SpanList& b);

@@ -41,6 +41,8 @@ std::string_view call_kind_name(CallKind kind) noexcept {
       return "device allocation";
     case CallKind::free:
       return "device memory freed";
+    case CallKind::other:
+      return "another call";
   }
   return "call";
 }

@@ -75,7 +75,6 @@ ExcerptLane account_lane(const Timeline& timeline, const HostActivity& host, std
                          TimeSpan window, const std::string& group) {
   const DeviceActivity activity = device_activity(timeline, device, window);
   const SpanList idle = subtract({window}, activity.busy);
-  const SpanList unexplained = subtract(idle, host.waits);
   ExcerptLane lane{group, "where the time goes", true, {}};
   const auto add = [&lane](DevicePart part, const SpanList& spans) {
     for (const TimeSpan& time : spans) lane.bars.push_back(bar(time, device_part_label(part)));
@@ -84,12 +83,14 @@ ExcerptLane account_lane(const Timeline& timeline, const HostActivity& host, std
     add(DevicePart::not_observed, {window});
     return lane;
   }
-  add(DevicePart::kernel, activity.kernels);
+  add(DevicePart::kernel, activity.computing);
+  add(DevicePart::communication, subtract(activity.kernels, activity.computing));
   add(DevicePart::exposed_copy, subtract(activity.busy, activity.kernels));
   if (timeline.has_copies && host.observed) {
     add(DevicePart::waiting_for_data, intersect(idle, host.waits));
-    add(DevicePart::launch_or_sync, intersect(unexplained, host.busy));
-    add(DevicePart::other_idle, subtract(unexplained, host.busy));
+    add(DevicePart::starting, intersect(idle, host.starts));
+    add(DevicePart::launch_or_sync, intersect(idle, host.busy));
+    add(DevicePart::other_idle, subtract(subtract(subtract(idle, host.waits), host.starts), host.busy));
   } else {
     add(DevicePart::not_observed, idle);
   }

@@ -1,3 +1,4 @@
+#include "doctor/communication.hpp"
 #include "doctor/time_spans.hpp"
 #include "doctor/timelines.hpp"
 
@@ -99,6 +100,33 @@ TEST(DeviceAccount, TellsHiddenFromExposedCopies) {
   EXPECT_EQ(account.d2h.bytes, 500U);
   EXPECT_EQ(account.d2h.busy, 15'000);
   EXPECT_EQ(account.d2h.exposed, 10'000);
+}
+
+TEST(DeviceAccount, TellsCommunicationThatNoOtherKernelHides) {
+  TimelineBuilder builder;
+  builder.step(0, 100);
+  builder.kernel(0, 10, 40);
+  builder.kernel(1, 30, 80);
+  builder.timeline.work.back().label = communication_label(3);
+  builder.kernel(2, 70, 75);
+  const DeviceAccount account = account_of(builder);
+  EXPECT_EQ(account.part(DevicePart::kernel), 35'000);
+  EXPECT_EQ(account.part(DevicePart::communication), 35'000);
+  EXPECT_EQ(account.working(), 70'000);
+  EXPECT_EQ(sum_of(account), account.total());
+}
+
+TEST(DeviceAccount, TellsTheStartOfCuda) {
+  TimelineBuilder builder = whole_step();
+  builder.call(CallKind::other, 5, 18);   // 10-14 nothing runs, and nobody waits for a loader
+  builder.call(CallKind::other, 55, 65);  // 50-55 launch, 65-69 other
+  builder.call(CallKind::other, 60, 69, 3);
+  const DeviceAccount account = account_of(builder);
+  EXPECT_EQ(account.part(DevicePart::waiting_for_data), 10'000);
+  EXPECT_EQ(account.part(DevicePart::starting), 14'000);
+  EXPECT_EQ(account.part(DevicePart::launch_or_sync), 6'000);
+  EXPECT_EQ(account.part(DevicePart::other_idle), 4'000);
+  EXPECT_EQ(sum_of(account), account.total());
 }
 
 TEST(DeviceAccount, CountsOnlyWhatLiesInTheSteps) {
@@ -216,14 +244,19 @@ Timeline random_timeline(std::mt19937_64& random) {
   for (std::int64_t i = 0; i < count; ++i) {
     const auto device = static_cast<std::uint16_t>(number(1));
     const auto thread = static_cast<std::uint16_t>(number(2));
-    span([&](auto begin, auto end) { builder.kernel(number(300), begin, end, 7, device); });
+    span([&](auto begin, auto end) {
+      builder.kernel(number(300), begin, end, 7, device);
+      if (number(1) == 0) builder.timeline.work.back().label = communication_label(1);
+    });
     span([&](auto begin, auto end) {
       const auto direction = static_cast<CopyDirection>(number(2));
       builder.copy(direction, MemoryKind::pageable, 1, begin, begin, begin, end);
     });
     span([&](auto begin, auto end) { builder.host(HostSpanKind::op, "op", begin, end, thread); });
     span([&](auto begin, auto end) { builder.loader_wait(begin, end, thread); });
-    span([&](auto begin, auto end) { builder.call(CallKind::launch, begin, end, thread); });
+    span([&](auto begin, auto end) {
+      builder.call(number(4) == 0 ? CallKind::other : CallKind::launch, begin, end, thread);
+    });
   }
   builder.timeline.has_ops = number(3) > 0;
   builder.timeline.has_frames = builder.timeline.has_ops;
@@ -262,11 +295,15 @@ std::array<TraceTime, kDeviceParts> counted(const Timeline& timeline, const Devi
       return launches(span) && span.kind == HostSpanKind::loader_wait;
     };
     const auto ops = [&](const auto& span) { return launches(span) && span.kind == HostSpanKind::op; };
+    const auto computes = [&](const auto& work) { return of_device(work) && !is_communication(work.label); };
+    const auto starts = [&](const auto& call) { return launches(call) && call.kind == CallKind::other; };
     const DevicePart part =
-        any(timeline.work, time, of_device) || any(timeline.copies, time, within) ? DevicePart::kernel
-        : any(timeline.copies, time, of_device)                                   ? DevicePart::exposed_copy
-        : !observed                                                               ? DevicePart::not_observed
+        any(timeline.work, time, computes) || any(timeline.copies, time, within) ? DevicePart::kernel
+        : any(timeline.work, time, of_device)                                    ? DevicePart::communication
+        : any(timeline.copies, time, of_device)                                  ? DevicePart::exposed_copy
+        : !observed                                                              ? DevicePart::not_observed
         : any(timeline.host, time, waits)                                      ? DevicePart::waiting_for_data
+        : any(timeline.calls, time, starts)                                    ? DevicePart::starting
         : any(timeline.host, time, ops) || any(timeline.calls, time, launches) ? DevicePart::launch_or_sync
                                                                                : DevicePart::other_idle;
     parts[static_cast<std::size_t>(part)] += 1000;

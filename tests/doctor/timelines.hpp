@@ -15,7 +15,9 @@ class TimelineBuilder {
  public:
   static TimeSpan us(std::int64_t begin, std::int64_t end) { return {begin * 1000, end * 1000}; }
 
-  TimelineBuilder() { timeline.has_ops = timeline.has_frames = timeline.has_types = true; }
+  TimelineBuilder() {
+    timeline.has_ops = timeline.has_frames = timeline.has_looks = timeline.has_types = true;
+  }
 
   std::uint32_t name(std::string_view text) {
     for (std::size_t i = 0; i < timeline.names.size(); ++i) {

@@ -37,7 +37,7 @@ enum class CopiedValues : std::uint8_t {
 /// A copy on a device.
 struct TimelineCopy {
   TimeSpan time;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;        ///< 0: not known
   std::uint32_t correlation = 0;  ///< that of the call that made it
   std::uint32_t stream = 0;
   std::uint16_t device = 0;
@@ -54,7 +54,7 @@ struct TimelineWork {
   TimeSpan time;
   std::uint32_t stream = 0;
   std::uint16_t device = 0;
-  std::uint16_t label = 0;  ///< the same for the same kernel; 0: not known
+  std::uint16_t label = 0;  ///< the same for the same kernel; 0: not known (recording_format.hpp)
 };
 
 /// How a stream's work is ordered with that of the device's others, if no event says it.
@@ -74,9 +74,16 @@ enum class CallKind : std::uint8_t {
   unpin,     ///< it is freed, or no longer registered
   allocate,  ///< device memory is allocated, other than in the order of a stream
   free,
+  other,  ///< of 1 ms at least, such as those in which CUDA starts or loads kernels; only in traces
 };
 /// "kernel launch", "copy", "stream synchronization" and so on.
 [[nodiscard]] std::string_view call_kind_name(CallKind kind) noexcept;
+
+/// True if the host waits in such a call for work of a device.
+[[nodiscard]] constexpr bool is_synchronization(CallKind kind) noexcept {
+  return kind == CallKind::stream_synchronize || kind == CallKind::device_synchronize ||
+         kind == CallKind::event_synchronize;
+}
 
 /// A call of the driver or its runtime.
 struct TimelineCall {
@@ -161,7 +168,7 @@ struct Timeline {
   std::uint64_t events = 0;  ///< of the recording, also those that are not kept
   bool has_ops = false;      ///< operators were recorded
   bool has_frames = false;   ///< stacks were recorded
-  bool has_looks = false;    ///< a thread that launches kernels was looked at
+  bool has_looks = false;    ///< a thread that launches kernels was looked at, or its stacks were recorded
   bool is_compiled = false;  ///< all stacks are of compiled code, and none of Python's
   bool has_kernels = true;   ///< kernels were recorded, as far as there were any
   bool has_copies = true;    ///< copies were
@@ -169,9 +176,14 @@ struct Timeline {
   bool has_calls = true;     ///< all other calls were
   RefusedRecords refused;    ///< what CUPTI refused of those that were not; the others somebody left out
   bool has_types = false;    ///< types and shapes of the operators' inputs were recorded
+  std::optional<std::uint64_t> rank;  ///< among the processes of a distributed program, if a trace tells it
   TimelineSource source = TimelineSource::torch_profiler;
   std::vector<std::string> notes;  ///< sentences: what the recording lacks, and why
 };
+
+[[nodiscard]] inline bool is_trace(const Timeline& timeline) noexcept {
+  return timeline.source == TimelineSource::torch_profiler;
+}
 
 /// Puts copies, work and steps in the order of their beginnings; calls, host spans, looks and widenings in
 /// that of threads, then of beginnings, then the longer one first.
@@ -187,8 +199,10 @@ void sort_timeline(Timeline& timeline);
 /// names that cover nearly the most, the most numerous. A step then goes from one range's beginning to the
 /// next one's. Otherwise: the shortest sequence of labelled kernels and copies on the busiest device that
 /// repeats exactly, at least five times in turn, and that most of the work belongs to; or more steps that are
-/// nearly the same. A step begins with the longest idle time within it. Empty if there is none. `timeline` is
-/// sorted.
+/// nearly the same. A step begins with the longest idle time within it. Of a trace: if none of these are
+/// found, or many batches are drawn in each, from one batch to the next; and what repeats is no step if
+/// nothing of the host's comes with it, and twice as much of the trace lies outside. Empty if there is none.
+/// `timeline` is sorted.
 [[nodiscard]] std::vector<TimeSpan> find_steps(const Timeline& timeline);
 
 }  // namespace penstock
