@@ -21,11 +21,6 @@ constexpr double kWarmUp = 0.25;   // of the steps
 constexpr double kHeld = 0.02;     // of a step
 constexpr TraceTime kPause = 10;   // as much as in most steps
 
-bool is_synchronization(CallKind kind) {
-  return kind == CallKind::stream_synchronize || kind == CallKind::device_synchronize ||
-         kind == CallKind::event_synchronize;
-}
-
 /// "aten::item" in the words of a program.
 std::string_view cause_of(std::string_view op) {
   if (op == "aten::item" || op == "aten::_local_scalar_dense" || op == "aten::is_nonzero") return ".item()";
@@ -112,7 +107,7 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
   finding.count = static_cast<double>(times.size()) / steady;
   finding.seconds = static_cast<double>(took) * 1e-9 / steady;
   // New memory is slow at first, too, so all that the device idles then may go.
-  const TraceTime gap = uncovered(span_list(std::move(gaps)), view.waits);
+  const TraceTime gap = uncovered(span_list(std::move(gaps)), view.explained);
   const TraceTime idle = idle_in(view, {steps[first].begin, view.account.window.end});
   finding.gain = {0, static_cast<double>(std::max(gap, std::min(took, idle))) * 1e-9 / steady};
   return finding;
@@ -207,15 +202,17 @@ std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
 
 std::optional<Finding> find_host_work(const DeviceView& view) {
   const auto& steps = view.timeline.steps;
-  if (!view.timeline.has_looks || steps.size() < kSteadySteps) return std::nullopt;
-  const std::size_t first = first_steady_step(view);
+  const bool is_steady = steps.size() >= kSteadySteps;
+  // What a trace is of was chosen. A recording begins with the program.
+  if (!view.timeline.has_looks || !(is_steady || is_trace(view.timeline))) return std::nullopt;
+  const std::size_t first = is_steady ? first_steady_step(view) : 0;
   Places places;
   std::vector<TraceTime> steady;  // beginnings
   SpanList quiet;
   TraceTime idle = 0;
   Finding finding;
   for (const HostWork& work : host_works(view)) {
-    if (work.quiet.time.begin >= steps[first].begin) steady.push_back(work.quiet.time.begin);
+    if (is_steady && work.quiet.time.begin >= steps[first].begin) steady.push_back(work.quiet.time.begin);
     append_span(quiet, work.quiet.time);
     idle += work.idle;
     finding.count += 1 / view.steps();
@@ -223,13 +220,13 @@ std::optional<Finding> find_host_work(const DeviceView& view) {
   }
   finding.seconds = view.account.per_step(idle);
   if (finding.seconds < kStarved * view.account.step_seconds()) return std::nullopt;
-  if (!in_half_of_steps(view, view.host_steps, first, steady)) return std::nullopt;
+  if (is_steady && !in_half_of_steps(view, view.host_steps, first, steady)) return std::nullopt;
   places.fill(finding, view.timeline);
   finding.evidence = subtract(quiet, view.busy.spans());
   finding.gain = {0, std::min(view.account.per_step(total_length(quiet)), idle_seconds(view))};
-  finding.text =
-      fmt::format("The GPU idles while the program is in its own code on the host: {} of {} a step.",
-                  format_seconds(finding.seconds), format_seconds(view.account.step_seconds()));
+  finding.text = fmt::format("The GPU idles while the program is in its own code on the host: {} of {}{}.",
+                             format_seconds(finding.seconds), format_seconds(view.account.step_seconds()),
+                             view.account.steps > 0 ? " a step" : "");
   finding.meaning =
       "Nothing is queued for the GPU meanwhile. If this makes the next batch, it can be done beside "
       "the GPU's work.";
@@ -259,7 +256,7 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
     const bool again = !gaps.empty() && gaps.back().end == gap.end;
     gaps.push_back(gap);
     blocked += took;
-    const TraceTime idle_after = again ? 0 : gap.end - gap.begin - view.waits.covered(gap);
+    const TraceTime idle_after = again ? 0 : gap.end - gap.begin - view.explained.covered(gap);
     kept += std::min(took, idle_after);
     places.add_wait(wait.call->site, wait.bytes, wait.time, idle_after);
     finding.count += 1 / view.steps();
@@ -267,7 +264,7 @@ std::optional<Finding> find_synchronizations(const DeviceView& view) {
   }
   places.fill(finding, view.timeline);
   finding.seconds = view.account.per_step(blocked);
-  const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.waits));
+  const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.explained));
   // Without a wait, the host's own work and the GPU's run side by side: what the GPU idles may all be hidden,
   // and the host saves what it waits.
   finding.gain = {view.account.per_step(kept) / 2, std::min(idle_seconds(view), finding.seconds)};
@@ -292,7 +289,7 @@ std::optional<NotExamined> waits_of_other_threads(const DeviceView& view) {
     const TimeSpan gap = gap_after(view, wait.time);
     spans.push_back({gap.begin, std::min(gap.end, gap.begin + wait.time.end - wait.time.begin)});
   }
-  const double held = view.account.per_step(uncovered(span_list(std::move(spans)), view.waits));
+  const double held = view.account.per_step(uncovered(span_list(std::move(spans)), view.explained));
   if (held < kHeld * view.account.step_seconds()) return std::nullopt;
   return NotExamined{
       {"synchronizations"},

@@ -7,8 +7,6 @@ namespace penstock {
 
 namespace {
 
-constexpr TraceTime kQuiet = 1'000'000;  // shorter times are the pace of a program that launches slowly
-
 /// A thread that launches kernels.
 struct LaunchingThread {
   std::span<const TimelineCall> calls;
@@ -28,16 +26,6 @@ struct LaunchingThread {
     return {from(span.begin), from(span.end)};
   }
 };
-
-/// `records` are in the order of their threads.
-template <typename Record>
-std::span<const Record> of_thread(const std::vector<Record>& records, std::size_t thread) {
-  const auto from = [&records](std::size_t number) {
-    return std::ranges::partition_point(records,
-                                        [number](const Record& record) { return record.thread < number; });
-  };
-  return {from(thread), from(thread + 1)};
-}
 
 std::vector<LaunchingThread> launching_threads(const Timeline& timeline, const HostActivity& host) {
   std::vector<LaunchingThread> threads;
@@ -65,7 +53,7 @@ std::span<const TimelineLook> looks_in(const std::vector<LaunchingThread>& threa
 std::vector<QuietTime> quiet_times(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
   const std::vector<LaunchingThread> threads = launching_threads(timeline, host);
   std::vector<QuietTime> times;
-  for (const TimeSpan& time : subtract(subtract({window}, host.waits), host.busy)) {
+  for (const TimeSpan& time : subtract(subtract(subtract({window}, host.waits), host.starts), host.calls)) {
     if (time.end - time.begin < kQuiet) continue;
     if (const auto looks = looks_in(threads, time); !looks.empty()) times.push_back({time, looks});
   }

@@ -4,10 +4,25 @@
 
 #include <penstock/doctor/timeline.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <span>
 #include <vector>
 
 namespace penstock {
+
+/// Shorter times are the pace of a program that launches slowly.
+inline constexpr TraceTime kQuiet = 1'000'000;
+
+/// `records` are in the order of their threads.
+template <typename Record>
+std::span<const Record> of_thread(const std::vector<Record>& records, std::size_t thread) {
+  const auto from = [&records](std::size_t number) {
+    return std::ranges::partition_point(records,
+                                        [number](const Record& record) { return record.thread < number; });
+  };
+  return {from(thread), from(thread + 1)};
+}
 
 /// A time in which no thread that launches kernels is in a call or waits for a loader.
 struct QuietTime {
