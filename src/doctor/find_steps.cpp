@@ -1,5 +1,6 @@
 #include "doctor/alike_steps.hpp"
 #include "doctor/recording_format.hpp"
+#include "doctor/trace_steps.hpp"
 
 #include <penstock/doctor/timeline.hpp>
 
@@ -152,10 +153,8 @@ void leave_out_pauses_at_ends(std::vector<TimeSpan>& steps) {
   steps.erase(steps.begin(), first.base());
 }
 
-}  // namespace
-
-std::vector<TimeSpan> find_steps(const Timeline& timeline) {
-  if (std::vector<TimeSpan> marked = steps_of_ranges(timeline); !marked.empty()) return marked;
+/// Steps of the kernels and the copies that repeat.
+std::vector<TimeSpan> steps_that_repeat(const Timeline& timeline) {
   std::vector<StepItem> items = items_of(timeline, 0);
   std::vector<std::size_t> begins = find_equal_steps(items);
   const auto known = static_cast<std::size_t>(kTrusted * static_cast<double>(begins.size()));
@@ -173,6 +172,19 @@ std::vector<TimeSpan> find_steps(const Timeline& timeline) {
   for (std::size_t i = 1; i < begins.size(); ++i)
     steps.push_back({beginning(begins[i - 1]), beginning(begins[i])});
   leave_out_pauses_at_ends(steps);
+  return steps;
+}
+
+}  // namespace
+
+std::vector<TimeSpan> find_steps(const Timeline& timeline) {
+  std::vector<TimeSpan> steps = steps_of_ranges(timeline);
+  if (steps.empty()) {
+    steps = steps_that_repeat(timeline);
+    if (may_be_parts(timeline, steps)) steps.clear();
+  }
+  std::vector<TimeSpan> draws = steps_of_draws(timeline);
+  if (!draws.empty() && (steps.empty() || are_epochs(timeline, steps, draws))) return draws;
   return steps;
 }
 
