@@ -322,6 +322,30 @@ TRACE = {
     ),
     "ok-escapes": damaged(b"gemm", b"g\\u0065\\\\\\\"m\\n"),
     "ok-not-finite": damaged(b'"stream": 7', b'"stream": 7, "memory bandwidth (GB/s)": inf, "x": -nan'),
+    "ok-rocm": trace(
+        event("cuda_runtime", "hipMemcpyWithStream", 18, 9, correlation="4", bytes="616", stream="0x0"),
+        event("gpu_memcpy", "CopyHostToDevice", 20, 5, device="0", stream="0x7f0000000007", correlation="4"),
+    ),
+    "ok-torch-1.8": trace(
+        event("Operator", "ProfilerStep#3"),
+        event("Runtime", "cudaLaunchKernel", correlation=3),
+        event("Kernel", "gemm", device=0, stream=7, correlation=3),
+    ),
+    "ok-xpu": trace(
+        event("xpu_runtime", "urEnqueueUSMMemcpy", correlation=4),
+        event("gpu_memcpy", "Memcpy M2D (MEMORY -> DEVICE)", device=0, bytes=64, correlation=4, **{"sycl queue": 5}),
+    ),
+    "ok-jax": trace(
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},
+        {"ph": "M", "pid": 1, "tid": 2, "name": "thread_name", "args": {"name": "Stream #13(MemcpyH2D)"}},
+        {
+            **{"ph": "X", "pid": 1, "tid": 2, "name": "MemcpyH2D", "ts": 10, "dur": 5},
+            "args": {"memcpy_details": "kind_src:pinned kind_dst:device size:4096 dest:0", "correlation_id": "7"},
+        },
+    ),
+    "ok-array": json.dumps([KERNEL, COPY]).encode(),
+    "ok-rank": trace(KERNEL, distributedInfo={"backend": "nccl", "rank": 3, "pg_config": [{}]}),
+    "bad-counters": trace(event("cuda_profiler_range", "gemm")),
     "ok-old-times": trace(event("kernel", "gemm", 1682725898083829, 2, device=0, stream=7)),
     "bad-empty": b"",
     "bad-array": b"[]",

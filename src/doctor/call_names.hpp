@@ -8,12 +8,11 @@
 
 namespace penstock {
 
-/// What a call of CUDA's runtime or driver, or of HIP's, does; nullopt if a timeline does not keep it.
-/// Suffixes such as
-/// "_v2" and "_ptsz" do not matter.
+/// What a call of CUDA's runtime or driver, of HIP's, or of the runtime of XPUs does; nullopt if a timeline
+/// does not keep it. Suffixes such as "_v2" and "_ptsz" do not matter.
 [[nodiscard]] constexpr std::optional<CallKind> call_kind(std::string_view name) noexcept {
   struct CallName {
-    std::string_view prefix;  ///< without "cuda", "cu" and "hip"
+    std::string_view prefix;  ///< without "cuda", "cu", "hip" and "ur"
     std::optional<CallKind> kind;
   };
   // The first that matches counts.
@@ -49,9 +48,17 @@ namespace penstock {
       {"FreeMipmappedArray", std::nullopt},
       {"MemFreeAsync", std::nullopt},
       {"Free", CallKind::free},
+      {"EnqueueKernelLaunch", CallKind::launch},
+      {"EnqueueUSMMemcpy", CallKind::copy},
+      {"EnqueueMemBufferRead", CallKind::copy},
+      {"EnqueueMemBufferWrite", CallKind::copy},
+      {"QueueFinish", CallKind::stream_synchronize},
+      {"EventWait", CallKind::event_synchronize},
+      {"USMHostAlloc", CallKind::pin},
+      {"USMDeviceAlloc", CallKind::allocate},
       {"MemFree", CallKind::free},
   });
-  for (const std::string_view vendor : {"cuda", "hip", "cu"}) {
+  for (const std::string_view vendor : {"cuda", "hip", "cu", "ur"}) {
     if (!name.starts_with(vendor)) continue;
     name.remove_prefix(vendor.size());
     for (const CallName& known : kNames) {

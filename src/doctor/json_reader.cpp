@@ -106,6 +106,8 @@ char JsonReader::peek() {
   return c;
 }
 
+bool JsonReader::is_array() { return next_visible() == '[' && at_ < end_; }
+
 void JsonReader::take(char expected, std::string_view name) {
   if (next_visible() != expected || at_ == end_) fail(name);
   ++at_;

@@ -29,6 +29,8 @@ class JsonReader {
 
   /// The character that the next value begins with. Throws Error at the end of the text.
   [[nodiscard]] char peek();
+  /// True if the next value is an array.
+  [[nodiscard]] bool is_array();
 
   void begin_object();
   /// Reads the next key, or the object's end: then false. `key` is valid until the next call.

@@ -8,7 +8,7 @@ namespace penstock::recording {
 
 /// Of the program itself: neither installed, nor of Python's own library, nor of the interpreter.
 [[nodiscard]] constexpr bool is_user_file(std::string_view file) noexcept {
-  if (file.starts_with('<')) return file == "<string>" || file == "<stdin>";
+  if (file.starts_with('<')) return file == "<stdin>";
   for (const std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python3"}) {
     if (file.find(part) != std::string_view::npos) return false;
   }
@@ -16,8 +16,10 @@ namespace penstock::recording {
 }
 
 /// The path within the installed package that a file is of. Empty: it is of none, or of one that only does
-/// what others ask for.
+/// what others ask for. A program after `python -c` counts as a package: a process that multiprocessing
+/// spawned begins with one that is not the program's own.
 [[nodiscard]] constexpr std::string_view path_in_package(std::string_view file) noexcept {
+  if (file == "<string>") return file;
   for (const std::string_view folder : {"/site-packages/", "/dist-packages/"}) {
     const std::size_t at = file.rfind(folder);
     if (at == std::string_view::npos) continue;

@@ -1,8 +1,11 @@
 #include "doctor/torch_trace.hpp"
 
 #include "doctor/call_names.hpp"
+#include "doctor/communication.hpp"
 #include "doctor/recording_format.hpp"
+#include "doctor/trace_copies.hpp"
 #include "doctor/trace_frames.hpp"
+#include "doctor/trace_looks.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -29,39 +32,38 @@ namespace {
 constexpr std::size_t kMostNames = std::size_t{1} << 16;
 constexpr std::size_t kLongestName = 256;
 constexpr std::uint64_t kMostDevices = 1024;
+constexpr std::uint64_t kMostCopied = std::uint64_t{1} << 60;
+constexpr std::uint64_t kMostRanks = std::uint64_t{1} << 32;
+constexpr std::uint64_t kMostCorrelation = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kMostRanges = std::size_t{1} << 20;
+constexpr TraceTime kLongCall = 1'000'000;  // others are the pace of a program
 constexpr std::string_view kStep = "ProfilerStep#";
 constexpr std::string_view kLoader = "enumerate(DataLoader)#";
 
-std::optional<MemoryKind> end_kind(std::string_view name) {
-  if (name == "Pageable") return MemoryKind::pageable;
-  if (name == "Pinned") return MemoryKind::pinned;
-  if (name == "Device") return MemoryKind::device;
-  return std::nullopt;
-}
+enum class EventKind : std::uint8_t { other, kernel, memory_set, copy, call, op, frame, annotation };
 
-/// Takes "Memcpy HtoD (Pageable -> Device)" apart. False if it is another copy, such as one within the host.
-bool read_copy_name(std::string_view name, TimelineCopy& copy) {
-  constexpr std::string_view kMemcpy = "Memcpy ";
-  if (!name.starts_with(kMemcpy)) return false;
-  const std::string_view kind = name.substr(kMemcpy.size(), 4);
-  if (kind == "HtoD") {
-    copy.direction = CopyDirection::h2d;
-  } else if (kind == "DtoH") {
-    copy.direction = CopyDirection::d2h;
-  } else if (kind == "DtoD" || kind == "PtoP") {
-    copy.direction = CopyDirection::d2d;
-  } else {
-    return false;
+/// Of an event's category. PyTorch 1.8 and 1.9 have names of their own.
+EventKind event_kind(std::string_view category) {
+  constexpr std::pair<std::string_view, EventKind> kCategories[] = {
+      {"cpu_op", EventKind::op},
+      {"python_function", EventKind::frame},
+      {"kernel", EventKind::kernel},
+      {"cuda_runtime", EventKind::call},
+      {"cuda_driver", EventKind::call},
+      {"gpu_memcpy", EventKind::copy},
+      {"gpu_memset", EventKind::memory_set},
+      {"user_annotation", EventKind::annotation},
+      {"xpu_runtime", EventKind::call},
+      {"Operator", EventKind::op},
+      {"Runtime", EventKind::call},
+      {"Kernel", EventKind::kernel},
+      {"Memcpy", EventKind::copy},
+      {"Memset", EventKind::memory_set},
+  };
+  for (const auto& [name, kind] : kCategories) {
+    if (category == name) return kind;
   }
-  const std::size_t open = name.find('(');
-  const std::size_t arrow = name.find(" -> ");
-  const std::size_t close = name.rfind(')');
-  if (open < arrow && arrow < close && close != std::string_view::npos) {
-    copy.source = end_kind(name.substr(open + 1, arrow - open - 1));
-    copy.destination = end_kind(name.substr(arrow + 4, close - arrow - 4));
-  }
-  return true;
+  return EventKind::other;
 }
 
 /// Bytes of an element of a type as the profiler writes it; 0 if it is not one of a tensor of numbers.
@@ -77,36 +79,26 @@ std::uint8_t element_bytes(std::string_view type) {
   return 0;
 }
 
+/// "/device:GPU:1 (a name)" has 1 behind "/device:GPU:".
+std::optional<std::uint64_t> number_behind(std::string_view label, std::string_view beginning) {
+  label.remove_prefix(beginning.size());
+  return whole_of(label.substr(0, label.find_first_not_of("0123456789")));
+}
+
 class TraceParser {
  public:
   TraceParser(TextSource source, const std::string& file) : json_(source, file), file_(file) {}
 
   Timeline parse() {
     json_.skip_mark();
-    json_.begin_object();
-    bool found = false;
-    std::string_view key;
-    while (json_.next_key(key)) {
-      if (key == "traceEvents") {
-        found = true;
-        json_.begin_array();
-        while (json_.next_element()) read_event();
-      } else if (key == "deviceProperties") {
-        read_devices();
-      } else {
-        json_.skip();
-      }
-    }
+    json_.is_array() ? read_events() : read_object();
     json_.finish();
-    if (!found) refuse("it has no traceEvents; pass a trace that torch.profiler exported");
     if (timeline_.events == 0) refuse("it has no events; profile some steps of the program");
-    if (timeline_.copies.empty() && timeline_.work.empty()) {
-      refuse(
-          "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] "
-          "on a machine with a GPU; without one, penstock doctor --loader FILE.py:NAME looks at the loader");
-    }
+    if (timeline_.copies.empty() && timeline_.work.empty()) refuse(why_without_work());
+    give_sizes_of_calls();
     sort_timeline(timeline_);
     place_frames(timeline_, of_packages_);
+    look_at_stacks(timeline_);
     if (timeline_.steps.empty()) timeline_.steps = find_steps(timeline_);
     return std::move(timeline_);
   }
@@ -116,10 +108,14 @@ class TraceParser {
   struct Event {
     std::string category;
     std::string name;
-    std::string thread;
+    std::string process;
+    std::string thread;  ///< and its process
+    std::string label;   ///< what an event that describes a process or a thread calls it
+    std::string copied;  ///< what JAX's profiler tells of a copy
     TimeSpan time;
     bool timed = false;
-    bool complete = false;  ///< phase X: with a beginning and a duration
+    bool complete = false;   ///< phase X: with a beginning and a duration
+    bool describes = false;  ///< phase M
     std::optional<std::uint64_t> device;
     std::uint64_t stream = 0;
     std::uint64_t correlation = 0;
@@ -130,6 +126,39 @@ class TraceParser {
   };
 
   [[noreturn]] void refuse(std::string_view why) const { throw Error(fmt::format("{}: {}.", file_, why)); }
+
+  void read_object() {
+    bool found = false;
+    std::string_view key;
+    json_.begin_object();
+    while (json_.next_key(key)) {
+      if (key == "traceEvents") {
+        found = true;
+        read_events();
+      } else if (key == "deviceProperties") {
+        read_devices();
+      } else if (key == "distributedInfo" && json_.peek() == '{') {
+        read_rank();
+      } else {
+        json_.skip();
+      }
+    }
+    if (!found) refuse("it has no traceEvents; pass a trace that torch.profiler exported");
+  }
+
+  void read_events() {
+    json_.begin_array();
+    while (json_.next_element()) read_event();
+  }
+
+  [[nodiscard]] std::string_view why_without_work() const {
+    if (has_counter_ranges_) {
+      return "it holds ranges of CUPTI's counters, whose times are made up, and no work of a GPU; profile "
+             "without profiler_metrics";
+    }
+    return "it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] "
+           "on a machine with a GPU; without one, penstock doctor --loader FILE.py:NAME looks at the loader";
+  }
 
   void read_devices() {
     json_.begin_array();
@@ -151,29 +180,37 @@ class TraceParser {
     }
   }
 
+  void read_rank() {
+    json_.begin_object();
+    std::string_view key;
+    while (json_.next_key(key)) {
+      if (key == "rank") {
+        timeline_.rank = read_whole(kMostRanks, "the number of a rank");
+      } else {
+        json_.skip();
+      }
+    }
+  }
+
   void read_event() {
     ++timeline_.events;
-    event_.category.clear();
-    event_.name.clear();
-    event_.thread.clear();
-    event_.timed = event_.complete = false;
-    event_.time = {};
-    event_.device.reset();
-    event_.stream = event_.correlation = event_.bytes = event_.elements = 0;
-    event_.element_bytes = {};
-    event_.types = 0;
+    forget_event();
     std::int64_t duration = 0;
     json_.begin_object();
     std::string_view key;
     while (json_.next_key(key)) {
       if (key == "ph") {
-        event_.complete = json_.read_string() == "X";
+        const std::string_view phase = json_.read_string();
+        event_.complete = phase == "X";
+        event_.describes = phase == "M";
       } else if (key == "cat") {
         event_.category = json_.read_string();
       } else if (key == "name") {
         event_.name = json_.read_string();
       } else if (key == "pid" || key == "tid") {
-        event_.thread += json_.peek() == '"' ? json_.read_string() : json_.read_number();
+        const std::string_view number = json_.peek() == '"' ? json_.read_string() : json_.read_number();
+        if (key == "pid") event_.process = number;
+        event_.thread += number;
         event_.thread += key == "pid" ? 'p' : 't';
       } else if (key == "ts") {
         event_.time.begin = json_.read_time();
@@ -186,6 +223,7 @@ class TraceParser {
         json_.skip();
       }
     }
+    if (event_.describes) keep_description();
     if (!event_.complete) return;
     if (!event_.timed) json_.fail("an event with a time (ts)", "one without");
     if (duration < 0) json_.fail("a duration (dur) of 0 or more", "a negative one");
@@ -193,18 +231,34 @@ class TraceParser {
     keep_event();
   }
 
+  void forget_event() {
+    for (std::string* text :
+         {&event_.category, &event_.name, &event_.process, &event_.thread, &event_.label, &event_.copied})
+      text->clear();
+    event_.timed = event_.complete = event_.describes = false;
+    event_.time = {};
+    event_.device.reset();
+    event_.stream = event_.correlation = event_.bytes = event_.elements = 0;
+    event_.element_bytes = {};
+    event_.types = 0;
+  }
+
   void read_arguments() {
     json_.begin_object();
     std::string_view key;
     while (json_.next_key(key)) {
       if (key == "device" || key == "inDevice") {
-        event_.device = read_device();
-      } else if (key == "stream") {
-        event_.stream = read_small(std::numeric_limits<std::uint32_t>::max());
-      } else if (key == "correlation") {
-        event_.correlation = read_small(std::numeric_limits<std::uint64_t>::max());
+        event_.device = at_most(read_whole(kMostDevices - 1, "a device's number"), kMostDevices - 1);
+      } else if (key == "stream" || key == "sycl queue") {
+        event_.stream = read_whole(std::numeric_limits<std::uint32_t>::max(), "a smaller number").value_or(0);
+      } else if (key == "correlation" || key == "correlation_id") {
+        event_.correlation = read_whole(kMostCorrelation, "a smaller number").value_or(0);
       } else if (key == "bytes") {
-        event_.bytes = json_.read_count(std::uint64_t{1} << 60, "a number of bytes");
+        event_.bytes = at_most(read_whole(kMostCopied, "a number of bytes"), kMostCopied).value_or(0);
+      } else if (key == "name" && json_.peek() == '"') {
+        event_.label = json_.read_string();
+      } else if (key == "memcpy_details" && json_.peek() == '"') {
+        event_.copied = json_.read_string();
       } else if (key == "Input type" && json_.peek() == '[') {
         read_types();
       } else if (key == "Input Dims" && json_.peek() == '[') {
@@ -215,19 +269,18 @@ class TraceParser {
     }
   }
 
-  std::optional<std::uint64_t> read_device() {
-    if (json_.peek() == '-' || json_.peek() == '"') {  // of synchronizations that have none
-      json_.skip();
-      return std::nullopt;
-    }
-    return json_.read_count(kMostDevices - 1, "a device's number");
+  static std::optional<std::uint64_t> at_most(std::optional<std::uint64_t> number, std::uint64_t most) {
+    return number && *number <= most ? number : std::nullopt;
   }
 
-  /// 0 if it is not such a number. Synchronizations without a stream have none.
-  std::uint64_t read_small(std::uint64_t most) {
-    if (json_.peek() != '-' && json_.peek() != '"') return json_.read_count(most, "a smaller number");
+  /// A number, up to `most`; or any that is written as text, such as the address of a stream. nullopt: it is
+  /// none, as of a synchronization without a stream.
+  std::optional<std::uint64_t> read_whole(std::uint64_t most, std::string_view what) {
+    const char first = json_.peek();
+    if (first == '"') return whole_of(json_.read_string());
+    if (first != '-') return json_.read_count(most, what);
     json_.skip();
-    return 0;
+    return std::nullopt;
   }
 
   void read_types() {
@@ -269,31 +322,95 @@ class TraceParser {
     }
   }
 
+  /// JAX's profiler names a GPU's process and the threads that stand for its streams, and gives their events
+  /// no category.
+  void keep_description() {
+    constexpr std::string_view kDevice = "/device:GPU:";
+    constexpr std::string_view kStream = "Stream #";
+    const std::string_view label = event_.label;
+    if (event_.name == "process_name" && label.starts_with(kDevice)) {
+      device_processes_[event_.process] = number_behind(label, kDevice).value_or(kMostDevices);
+    } else if (event_.name == "thread_name" && label.starts_with(kStream)) {
+      streams_[event_.thread] = number_behind(label, kStream).value_or(0);
+    }
+  }
+
+  /// Of an event without a category.
+  EventKind kind_of_jax() {
+    const auto device = device_processes_.find(event_.process);
+    if (device == device_processes_.end()) return call_kind(event_.name) ? EventKind::call : EventKind::other;
+    const auto stream = streams_.find(event_.thread);
+    if (stream == streams_.end() || device->second >= kMostDevices) return EventKind::other;
+    event_.device = device->second;
+    event_.stream = stream->second;
+    if (!event_.copied.empty()) return EventKind::copy;
+    return event_.name.starts_with("Memset") ? EventKind::memory_set : EventKind::kernel;
+  }
+
   void keep_event() {
-    const std::string_view category = event_.category;
-    if (category == "kernel" || category == "gpu_memset") {
-      timeline_.work.push_back({event_.time, stream(), device(), label()});
-    } else if (category == "gpu_memcpy") {
-      TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}, {}};
-      if (read_copy_name(event_.name, copy)) timeline_.copies.push_back(copy);
-    } else if (category == "cuda_runtime" || category == "cuda_driver") {
-      if (const auto kind = call_kind(event_.name)) {
-        timeline_.calls.push_back({event_.time, correlation(), thread(), *kind});
-      }
-    } else if (category == "cpu_op") {
-      timeline_.has_ops = true;
-      timeline_.host.push_back({event_.time, name(), thread(), HostSpanKind::op});
-      keep_widening();
-    } else if (category == "python_function") {
-      timeline_.has_frames = true;
-      keep_frame();
-    } else if (category == "user_annotation") {
-      if (event_.name.starts_with(kStep)) timeline_.steps.push_back(event_.time);
-      if (event_.name.starts_with(kLoader)) {
-        timeline_.host.push_back({event_.time, name(), thread(), HostSpanKind::loader_wait});
-      } else if (timeline_.ranges.size() < kMostRanges) {
-        timeline_.ranges.push_back({event_.time, std::hash<std::string>{}(event_.name), thread()});
-      }
+    switch (event_.category.empty() ? kind_of_jax() : event_kind(event_.category)) {
+      case EventKind::kernel:
+        return timeline_.work.push_back({event_.time, stream(), device(), kernel_label()});
+      case EventKind::memory_set:
+        return timeline_.work.push_back({event_.time, stream(), device(), recording::kMemorySet});
+      case EventKind::copy:
+        return keep_copy();
+      case EventKind::call:
+        return keep_call();
+      case EventKind::op:
+        return keep_op();
+      case EventKind::frame:
+        timeline_.has_frames = true;
+        return keep_frame();
+      case EventKind::annotation:
+        return keep_annotation();
+      case EventKind::other:
+        has_counter_ranges_ = has_counter_ranges_ || event_.category == "cuda_profiler_range";
+    }
+  }
+
+  void keep_copy() {
+    TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}, {}};
+    const std::optional<TraceCopy> known = trace_copy(event_.name, event_.copied);
+    if (!known) return;
+    copy.direction = known->direction;
+    copy.source = known->source;
+    copy.destination = known->destination;
+    if (known->bytes) copy.bytes = *known->bytes;
+    timeline_.copies.push_back(copy);
+  }
+
+  void keep_call() {
+    auto kind = call_kind(event_.name);
+    if (!kind && event_.time.end - event_.time.begin >= kLongCall) kind = CallKind::other;
+    if (!kind) return;
+    timeline_.calls.push_back({event_.time, correlation(), thread(), *kind});
+    if (*kind == CallKind::copy && event_.bytes > 0) call_bytes_[correlation()] = event_.bytes;
+  }
+
+  /// ROCm's profiler tells the size of a copy with its call.
+  void give_sizes_of_calls() {
+    for (TimelineCopy& copy : timeline_.copies) {
+      if (copy.bytes > 0) continue;
+      const auto known = call_bytes_.find(copy.correlation);
+      if (known != call_bytes_.end()) copy.bytes = known->second;
+    }
+  }
+
+  void keep_op() {
+    // PyTorch 1.8 has annotations among its operators.
+    if (event_.name.starts_with(kStep) || event_.name.starts_with(kLoader)) return keep_annotation();
+    timeline_.has_ops = true;
+    timeline_.host.push_back({event_.time, name(), thread(), HostSpanKind::op});
+    keep_widening();
+  }
+
+  void keep_annotation() {
+    if (event_.name.starts_with(kStep)) timeline_.steps.push_back(event_.time);
+    if (event_.name.starts_with(kLoader)) {
+      timeline_.host.push_back({event_.time, name(), thread(), HostSpanKind::loader_wait});
+    } else if (timeline_.ranges.size() < kMostRanges) {
+      timeline_.ranges.push_back({event_.time, std::hash<std::string>{}(event_.name), thread()});
     }
   }
 
@@ -311,10 +428,10 @@ class TraceParser {
     timeline_.widenings.push_back({event_.time.begin, event_.elements, thread(), from, to});
   }
 
-  /// As in a recording, odd for kernels. Two of them in 32,768 may share one.
-  std::uint16_t label() const {
-    if (event_.category == "gpu_memset") return recording::kMemorySet;
-    return static_cast<std::uint16_t>(std::hash<std::string>{}(event_.name) | 1);
+  /// As in a recording. Two kernels in 32,768 may share one.
+  std::uint16_t kernel_label() const {
+    const auto label = static_cast<std::uint16_t>(std::hash<std::string>{}(event_.name) | 1);
+    return is_communication(event_.name) ? communication_label(label) : label;
   }
 
   std::uint16_t device() {
@@ -352,6 +469,10 @@ class TraceParser {
   std::unordered_map<std::string, std::uint32_t> names_;
   std::set<std::uint32_t> of_packages_;  ///< names of their frames
   std::unordered_map<std::string, std::uint16_t> threads_;
+  std::unordered_map<std::uint32_t, std::uint64_t> call_bytes_;  ///< by correlation
+  bool has_counter_ranges_ = false;
+  std::unordered_map<std::string, std::uint64_t> device_processes_;  ///< of JAX
+  std::unordered_map<std::string, std::uint64_t> streams_;           ///< by their threads
 };
 
 /// The text of a file, plain or gzip.

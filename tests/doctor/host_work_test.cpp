@@ -1,7 +1,9 @@
 #include "doctor/timelines.hpp"
+#include "doctor/traces.hpp"
 
 #include <penstock/doctor/findings.hpp>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -218,7 +220,61 @@ TEST(HostWork, IsNotExaminedIfNobodyLooked) {
   EXPECT_THAT(works_found(builder), IsEmpty());
   EXPECT_THAT(why(), HasSubstr("Earlier recorders did not look."));
   builder.timeline.source = TimelineSource::torch_profiler;
-  EXPECT_THAT(why(), HasSubstr("only a recording of the doctor's own"));
+  EXPECT_THAT(why(), HasSubstr("Profile with with_stack=True."));
+}
+
+/// A trace with stacks: `count` times 2 ms of preprocessing, then a copy and a kernel.
+std::string preprocessing(int count, bool marked) {
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    const int begin = 3000 * i;
+    if (marked) text += test::trace_event("user_annotation", fmt::format("ProfilerStep#{}", i), begin, 3000);
+    text += test::trace_event("python_function", "infer.py(3): main", begin, 2999) +
+            test::trace_event("python_function", "video.py(40): preprocess", begin + 10, 2000) +
+            test::trace_event("python_function", "PIL/Image.py(9): resize", begin + 20, 1500) +
+            test::trace_event("cpu_op", "aten::normal_", begin + 1600, 300) +
+            test::trace_event("cuda_runtime", "cudaMemcpyAsync", begin + 2050, 20, R"("correlation": 1)") +
+            test::trace_event("cuda_runtime", "cudaLaunchKernel", begin + 2080, 5) +
+            test::trace_event("kernel", "k", begin + 2090, 900, R"("device": 0, "stream": 7)");
+  }
+  return text;
+}
+
+TEST(HostWork, IsInTheStacksOfATrace) {
+  for (const bool marked : {true, false}) {
+    const Timeline timeline = test::trace_of(preprocessing(8, marked));
+    ASSERT_THAT(timeline.steps, SizeIs(::testing::Ge(6U)));
+    const std::vector<Finding> all = diagnose_timeline(timeline).findings;
+    const auto found = std::ranges::find(all, "host-work", &Finding::id);
+    ASSERT_NE(found, all.end());
+    ASSERT_THAT(found->places, Not(IsEmpty()));
+    EXPECT_EQ(found->places[0].function, "video.py(40): preprocess");
+    EXPECT_GT(found->seconds, 1.9 * kMs);
+  }
+}
+
+TEST(HostWork, IsInATraceOfOneRun) {
+  const Timeline timeline = test::trace_of(preprocessing(1, false));
+  EXPECT_THAT(timeline.steps, IsEmpty());
+  const std::vector<Finding> all = diagnose_timeline(timeline).findings;
+  const auto found = std::ranges::find(all, "host-work", &Finding::id);
+  ASSERT_NE(found, all.end());
+  EXPECT_EQ(found->places.at(0).function, "video.py(40): preprocess");
+  EXPECT_THAT(found->text, HasSubstr("ms of 3.00 ms."));
+  EXPECT_THAT(found->text, Not(HasSubstr("a step")));
+  TimelineBuilder recording = working_host(decode);
+  recording.timeline.steps.clear();
+  EXPECT_THAT(works_found(recording), IsEmpty()) << "it begins with the program";
+}
+
+TEST(HostWork, IsNoCallThatStartsCuda) {
+  const std::string start = test::trace_event("python_function", "infer.py(3): main", 0, 6000) +
+                            test::trace_event("cuda_runtime", "cudaDeviceGetStreamPriorityRange", 10, 4000) +
+                            test::trace_event("cuda_runtime", "cudaLaunchKernel", 4080, 5) +
+                            test::trace_event("kernel", "k", 4090, 1900, R"("device": 0, "stream": 7)");
+  const Diagnosis diagnosis = diagnose_timeline(test::trace_of(start));
+  EXPECT_THAT(diagnosis.findings, IsEmpty());
+  EXPECT_EQ(diagnosis.accounts.at(0).part(DevicePart::starting), 4'000'000);
 }
 
 }  // namespace

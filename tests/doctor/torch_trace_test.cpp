@@ -218,9 +218,10 @@ TEST(TorchTrace, NamesTheInnermostFrameOfTheProgram) {
                  {main, "torch/_tensor.py(9): __repr__", "numpy/core/multiarray.py(1): copy"},
                  {main, "torch/nn/modules/module.py(17): call", "models/net.py(8): forward"},
                  {main, "tqdm/std.py(1431): set_postfix", "<built-in method item of Tensor>"},
-                 {"<string>(1): <module>", "contextlib.py(3): inner", "<frozen runpy>(8): run"}}),
+                 {"<string>(1): <module>", "contextlib.py(3): inner", "<frozen runpy>(8): run"},
+                 {"<string>(1): <module>", "multiprocessing/spawn.py(9): spawn_main", "work.py(8): run"}}),
       ElementsAre("data.py(7): send", main, main, main, main, main, "models/net.py(8): forward", main,
-                  "<string>(1): <module>"));
+                  "<string>(1): <module>", "work.py(8): run"));
   EXPECT_THAT(places_of({{"test/run.py(1): <module>"}, {"profile.py(1): main"}}),
               ElementsAre("test/run.py(1): <module>", "profile.py(1): main"))
       << "programs have such names, too";
@@ -231,8 +232,10 @@ TEST(TorchTrace, NamesTheInnermostFrameOfAnInstalledProgram) {
   EXPECT_THAT(places_of({{"runpy.py(8): run", packages + "trainer/__main__.py(7): <module>",
                           packages + "trainer/loop.py(88): step", "torch/_tensor.py(9): item"},
                          {packages + "trainer/__main__.py(7): <module>", "threading.py(1): run"},
+                         {"<string>(1): <module>", "vllm/v1/worker.py(38): execute_model"},
                          {"threading.py(1): run", "torch/utils/data/_utils/pin_memory.py(1): loop"}}),
-              ElementsAre("trainer/loop.py(88): step", "trainer/__main__.py(7): <module>", ""));
+              ElementsAre("trainer/loop.py(88): step", "trainer/__main__.py(7): <module>",
+                          "vllm/v1/worker.py(38): execute_model", ""));
 }
 
 TEST(TorchTrace, NamesThePackagesFrameIfOneFunctionOfTheProgramMakesAllCalls) {
