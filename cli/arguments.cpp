@@ -293,9 +293,9 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
       "doctor", "Say where a training loop loses time to its data, or what limits a PyTorch DataLoader");
   CLI::Option* trace =
       command
-          ->add_option("TRACE", options.trace,
-                       "Trace that PyTorch's profiler exported: .json or .json.gz; or a folder that --record "
-                       "made")
+          ->add_option("TRACE", options.traces,
+                       "Trace that PyTorch's profiler exported: .json or .json.gz; several are compared as "
+                       "those of ranks; or a folder that --record made")
           ->type_name("FILE")
           ->check(kNotEmpty);
   CLI::Option* budget =
@@ -363,6 +363,7 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
       "  penstock doctor --verify 'python fixed.py' -- python train.py\n"
       "      what did the change gain?\n"
       "  penstock doctor trace.json.gz\n"
+      "  penstock doctor rank0.json rank1.json                        who keeps the others waiting?\n"
       "  penstock doctor trace.json --html report.html --perfetto found.json.gz\n"
       "  penstock doctor trace.json --budget budget.txt --json -\n"
       "      in continuous integration\n"

@@ -122,7 +122,8 @@ struct DoctorOptions {
   std::string loader;  ///< "FILE.py:NAME"
   double seconds = 2;  ///< of each run
   std::optional<double> step_ms;
-  std::string trace;  ///< of PyTorch's profiler, or a folder of recordings, in place of a loader
+  /// Of PyTorch's profiler, several if they are of ranks; or a folder of recordings. In place of a loader.
+  std::vector<std::string> traces;
   std::vector<std::string> command;  ///< a program and its arguments, in place of a trace
   std::string verify;                ///< line of a shell that runs the changed program, empty for none
   std::string record;                ///< folder to keep the command's recordings in, empty for none

@@ -110,7 +110,8 @@ int finish(pid_t process) {
 /// What the options' own rules do not see.
 void refuse_contradictions(const DoctorOptions& options) {
   const bool runs = !options.command.empty();
-  for (const auto& [option, value] : {std::pair("--loader", &options.loader), {"", &options.trace}}) {
+  const std::string trace = options.traces.empty() ? "" : options.traces.front();
+  for (const auto& [option, value] : {std::pair("--loader", &options.loader), {"", &trace}}) {
     if (!runs || value->empty()) continue;
     throw UsageError(fmt::format("{}{}{} and a program behind -- exclude each other; pass one of them",
                                  option, *option != 0 ? " " : "", *value));
@@ -132,7 +133,7 @@ void refuse_contradictions(const DoctorOptions& options) {
                                      {"--profile", &options.profile},
                                      {"--html", &options.html},
                                      {"--perfetto", &options.perfetto}}) {
-    if (runs || !options.trace.empty() || file->empty()) continue;
+    if (runs || !options.traces.empty() || file->empty()) continue;
     throw UsageError(fmt::format("{} needs a trace, a recording or a program", option));
   }
 }
@@ -142,7 +143,7 @@ void refuse_contradictions(const DoctorOptions& options) {
 int run_doctor(const DoctorOptions& options, const Environment& environment) {
   refuse_contradictions(options);
   if (!options.command.empty()) return run_recording_doctor(options, environment);
-  if (!options.trace.empty()) return run_trace_doctor(options, environment);
+  if (!options.traces.empty()) return run_trace_doctor(options, environment);
   const LoaderName loader = parse_loader(options.loader);
   OutputFile output("--json", options.json);
   output.keep_off(loader.file, "the loader's program");

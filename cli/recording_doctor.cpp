@@ -2,6 +2,7 @@
 #include "commands.hpp"
 #include "gain_comparison.hpp"
 #include "output.hpp"
+#include "rank_comparison.hpp"
 #include "recorded_program.hpp"
 #include "trace_doctor.hpp"
 #include "trace_report.hpp"
@@ -109,6 +110,7 @@ std::string report_text(const Examined& examined, const Look& look) {
   std::string text;
   for (const TraceReport& report : examined.reports)
     text += (text.empty() ? "" : "\n") + trace_text(report, look);
+  if (const std::string ranks = ranks_text(examined.reports, look); !ranks.empty()) text += "\n" + ranks;
   if (text.empty()) {
     for (const std::string& remark : examined.remarks) text += remark + "\n";
   } else if (!examined.unread.empty()) {
@@ -309,7 +311,8 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
 }
 
 int report_folder(Examiner& examiner, const DoctorOptions& options) {
-  Run run{options.trace, std::nullopt, examine(examiner, options.trace, options.trace, options.process)};
+  const std::string& folder = options.traces.front();
+  Run run{folder, std::nullopt, examine(examiner, folder, folder, options.process)};
   if (run.examined.reports.empty() && run.examined.remarks.empty())
     throw Error(fmt::format("{}", fmt::join(run.examined.unread, " ")));
   write_report(examiner, run, std::nullopt, !options.budget.empty());

@@ -2,12 +2,14 @@
 
 #include "commands.hpp"
 #include "page.hpp"
+#include "rank_comparison.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/doctor/chrome_trace.hpp>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +19,9 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <ranges>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,7 +117,7 @@ Examiner::Examiner(const DoctorOptions& options, const Environment& environment)
   perfetto_.keep_off(options.html, "the file of --html");
   int streams = 0;
   for (OutputFile* file : {&json_, &html_, &perfetto_}) {
-    file->keep_off(options.trace, "the trace");
+    for (const std::string& trace : options.traces) file->keep_off(trace, "the trace");
     file->keep_off(options.budget, "the budget");
     file->keep_off(options.profile, "the link profile");
     for (const auto& library : environment.chart_libraries) file->keep_off(library, "the chart library");
@@ -160,6 +164,7 @@ TraceReport Examiner::examine(std::string name, const Timeline& timeline) const 
   const LinkProfile* const profile = profile_of(timeline);
   TraceReport report;
   report.file = std::move(name);
+  report.rank = timeline.rank;
   report.events = timeline.events;
   report.recorded_seconds = recorded_seconds(timeline);
   report.diagnosis = diagnose_timeline(
@@ -192,22 +197,64 @@ std::string Examiner::missing() const {
   return fmt::format("\nThe page has no pictures: {}.\n", kNoChartLibrary);
 }
 
-int run_trace_doctor(const DoctorOptions& options, const Environment& environment) {
-  if (fs::is_directory(options.trace)) return run_recording_doctor(options, environment);
-  refuse_other_than_trace(options.trace);
+namespace {
+
+std::string traces_text(std::span<const TraceReport> reports, const Look& look) {
+  std::string text;
+  for (const TraceReport& report : reports) text += (text.empty() ? "" : "\n") + trace_text(report, look);
+  if (const std::string ranks = ranks_text(reports, look); !ranks.empty()) text += "\n" + ranks;
+  return text;
+}
+
+std::string traces_json(std::span<const TraceReport> reports) {
+  if (reports.size() == 1) return trace_json(reports.front());
+  using Json = nlohmann::ordered_json;
+  Json value{{"schema", "penstock-traces-diagnosis/1"},
+             {"traces", Json::array()},
+             {"comparison", compare_ranks(rank_figures(reports))}};
+  for (const TraceReport& report : reports) value["traces"].push_back(Json::parse(trace_json(report)));
+  return value.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
+}
+
+std::string drawn_text(std::span<const TraceReport> reports, bool draws) {
+  if (reports.size() == 1 || !draws) return "";
+  return fmt::format("\nDrawn is {}, the first trace. Pass another one first to draw that.\n",
+                     one_line(reports.front().file));
+}
+
+void refuse_unfit_traces(const DoctorOptions& options) {
+  for (const std::string& trace : options.traces) {
+    if (fs::is_directory(trace))
+      throw UsageError(fmt::format("{} is a folder; pass it alone, or several traces", trace));
+    refuse_other_than_trace(trace);
+  }
   if (options.process) throw UsageError("--process needs a folder of recordings, which --record makes");
+}
+
+}  // namespace
+
+int run_trace_doctor(const DoctorOptions& options, const Environment& environment) {
+  if (options.traces.size() == 1 && fs::is_directory(options.traces.front()))
+    return run_recording_doctor(options, environment);
+  refuse_unfit_traces(options);
   Examiner examiner(options, environment);
-  const Timeline timeline = read_torch_trace(options.trace);
-  const TraceReport report = examiner.examine(options.trace, timeline);
+  Timeline drawn;
+  std::vector<TraceReport> reports;
+  for (const std::string& trace : options.traces) {
+    Timeline timeline = read_torch_trace(trace);
+    reports.push_back(examiner.examine(trace, timeline));
+    if (reports.size() == 1) drawn = std::move(timeline);
+  }
   const auto write_json = [&] {
-    if (examiner.json()) examiner.json().write(trace_json(report));
+    if (examiner.json()) examiner.json().write(traces_json(reports));
   };
   const auto tell = [&] {
-    if (examiner.has_standard_output()) return say(examiner.missing());
-    print(trace_text(report, {false, terminal_columns(STDOUT_FILENO)}) + examiner.missing());
+    const std::string drawing = drawn_text(reports, examiner.draws()) + examiner.missing();
+    if (examiner.has_standard_output()) return say(drawing);
+    print(traces_text(reports, {false, terminal_columns(STDOUT_FILENO)}) + drawing);
   };
-  run_all({write_json, [&] { examiner.draw({{&report, 1}, 0}, timeline); }, tell});
-  return Examiner::status(report);
+  run_all({write_json, [&] { examiner.draw({reports, 0}, drawn); }, tell});
+  return std::ranges::max(reports | std::views::transform(Examiner::status));
 }
 
 }  // namespace penstock::cli

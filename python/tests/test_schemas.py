@@ -167,6 +167,26 @@ def test_diagnoses_of_traces(tmp_path, options, change, holds):
     check(validator("doctor.json"), told, "schema", *(["id", "severity"] if told["findings"] else []))
 
 
+def communicating(rank):
+    """The last kernel of each step is a collective."""
+
+    def change(event):
+        if event["name"].startswith("gemm") and event["args"]["correlation"] % 5 == rank:
+            event["name"] = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+        return event
+
+    return change
+
+
+def test_diagnoses_of_several_traces(tmp_path):
+    for rank in range(2):
+        make_trace(tmp_path / f"{rank}.json", SLOW, communicating(rank))
+    told = run(tmp_path, "0.json", "1.json")
+    assert [trace["trace"] for trace in told["traces"]] == ["0.json", "1.json"]
+    assert told["comparison"]
+    check(validator("doctor.json"), told, "schema")
+
+
 @pytest.mark.parametrize(("line", "status"), [("no pinning", 0), ("no pageable-copies", 3)])
 def test_diagnoses_with_a_budget(tmp_path, line, status):
     make_trace(tmp_path / "trace.json", SLOW)
