@@ -89,7 +89,7 @@ bool may_be_parts(const Timeline& timeline, const std::vector<TimeSpan>& steps) 
       count_within(timeline.calls, window,
                    [](const TimelineCall& call) { return is_synchronization(call.kind); }) +
       count_within(timeline.ranges, window, any);
-  return 2 * marks < steps.size();
+  return count_within(timeline.work, window, any) == 0 || 2 * marks < steps.size();
 }
 
 }  // namespace penstock

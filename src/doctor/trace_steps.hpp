@@ -17,9 +17,9 @@ namespace penstock {
 [[nodiscard]] bool are_epochs(const Timeline& timeline, const std::vector<TimeSpan>& steps,
                               const std::vector<TimeSpan>& draws);
 
-/// True if these may be parts of one step, such as the layers of a model: hardly any copy between host and
-/// device, wait or marked range begins in them, and twice as much of the trace lies outside. False for a
-/// recording, which begins with the program.
+/// True if these may be parts of one step, such as the layers of a model or copies of its weights: no kernel,
+/// or hardly any copy between host and device, wait or marked range begins in them, and twice as much of the
+/// trace lies outside. False for a recording, which begins with the program.
 [[nodiscard]] bool may_be_parts(const Timeline& timeline, const std::vector<TimeSpan>& steps);
 
 }  // namespace penstock

@@ -63,6 +63,27 @@ TEST(TraceSteps, AreNotTheLayersOfOnePass) {
   EXPECT_EQ(account.h2d.count, 1U);
 }
 
+TEST(TraceSteps, AreNotTheCopiesOfWeights) {
+  // CUDA starts for 30 s, and 56 ms of copies follow.
+  std::string text = trace_event("cuda_runtime", "cudaDeviceGetStreamPriorityRange", 0, 30'000'000) +
+                     trace_event("cpu_op", "aten::to", 30'000'000, 57'600) + kernel_event("first", 1000, 5);
+  for (int i = 0; i < 8; ++i) {
+    const int begin = 30'000'000 + 7200 * i;
+    const std::string correlation = fmt::format(R"("correlation": {})", i + 1);
+    text += trace_event("cuda_runtime", "cudaMemcpyAsync", begin + 10, 7000, correlation) +
+            trace_event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", begin + 60, 6900,
+                        R"("device": 0, "stream": 7, "bytes": 30000000, )" + correlation);
+  }
+  const Timeline timeline = trace_of(text + kernel_event("later", 42'000'000, 10'000));
+  EXPECT_THAT(timeline.steps, IsEmpty());
+  const Diagnosis diagnosis = diagnose_timeline(timeline);
+  EXPECT_GT(diagnosis.accounts.at(0).share(DevicePart::starting), 0.7);
+  ASSERT_THAT(diagnosis.findings, SizeIs(1));
+  EXPECT_EQ(diagnosis.findings[0].id, "pageable-copies");
+  EXPECT_NEAR(diagnosis.findings[0].gain.high, 8 * 7e-3, 1e-6) << "what the calls take";
+  EXPECT_EQ(diagnosis.findings[0].severity, Severity::note);
+}
+
 TEST(TraceSteps, MayBeMostOfATrace) {
   EXPECT_THAT(trace_of(plain_layers(36)).steps, SizeIs(::testing::Ge(30U)));
   const Timeline more = trace_of(plain_layers(36) + kernel_event("last", 16'000, 60));
