@@ -115,11 +115,19 @@ def host_engines() -> list[_core.Engine]:
 
 def _refuse_worker() -> None:
     module = sys.modules.get("torch.utils.data")
-    if module is not None and module.get_worker_info() is not None:
+    if module is not None and module.get_worker_info() is not None and _is_worker(module):
         raise DeviceError(
             "penstock cannot open a device in a worker process of a DataLoader. Let workers yield host tensors, and "
             "wrap the DataLoader in penstock.feed(), in the process that trains."
         )
+
+
+def _is_worker(data: Any) -> bool:
+    """True if this process is a DataLoader's worker. If a thread of it is one, PyTorch's worker info says the same."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not data._utils.worker._worker_loop.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _cache_directory() -> pathlib.Path | None:

@@ -78,6 +78,7 @@ class Writer:
         self._slots: Slots | None = slots  # kept for as long as workers may send
         self._key, self._shared, self._each = slots.key, slots.shared, slots.each
         self._collate, self._stacks = collate, stacks
+        self._receiver = os.getpid()
         self._watch: Watch | None = None
 
     def __getstate__(self) -> dict:
@@ -95,6 +96,8 @@ class Writer:
             os.close(descriptor)
 
     def __call__(self, samples: Any) -> Any:
+        if os.getpid() == self._receiver:  # the worker is a thread: nothing is pickled on the way
+            return self._collate(samples)
         began, fetched = self._began(sys._getframe(1)), monotonic()
         number, memory = self._claim()
         try:

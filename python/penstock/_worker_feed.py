@@ -212,7 +212,7 @@ class _Pool(Slots):
             iterator = iter(twin)
         finally:
             _core.forks_are_workers(before)
-        self.processes = list(iterator._workers)
+        self.processes = list(getattr(iterator, "_workers", ()))
         with _registry:
             _all_processes.update(self.processes)
         if _keeps_iterator(loader):
@@ -252,12 +252,17 @@ class _Pool(Slots):
             place = self._granted.index(max(self._granted))
             _kept.append((slot, self._granted[place]))
             self._granted[place] = 0  # it stays granted
-            self.off = "objects in them keep arrays on the host"
-            workers = self.workers()
-            if workers is not None:
-                workers.off = self.off
+            self.turn_off("objects in them keep arrays on the host")
             for number in range(self.shared.slots):
                 self.shared.allow(number, 0)
+
+    def turn_off(self, why: str) -> None:
+        """From here on the loader's batches come without slots."""
+        self.off = why
+        workers = self.workers()
+        if workers is not None:
+            workers.off = why
+            workers.epochs.clear()  # their workers, which persist, end with the epoch
 
     def _may_have(self, wanted: int) -> bool:
         """False if there is no use in asking for that much room."""
@@ -327,10 +332,13 @@ class WorkerEpoch:
     def __next__(self) -> Any:
         self.pool.asked = monotonic()
         try:
-            return next(self._iterator)
+            batch = next(self._iterator)
         except StopIteration:
             self.pool.prune()
             raise
+        if type(batch) is not Received:
+            self.pool.turn_off("its workers are threads, which share this process's memory")
+        return batch
 
     def is_ready(self) -> bool:
         """True if a batch has come from the workers that was not asked for yet, as far as PyTorch's iterator tells."""

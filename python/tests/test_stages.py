@@ -268,6 +268,7 @@ def test_only_a_loader_that_has_workers_may_start_them():
 def test_each_batch_but_a_workers_first_is_timed():
     slots = Slots(2, 1, 1 << 20, -1)
     writer = slots.writer(as_it_is, False)
+    writer._receiver = 0  # another process: this one is the worker
     times = []
     for _ in range(2):  # epochs of a persistent worker, each with a fetcher of its own
         fetcher = _MapDatasetFetcher(Samples(3), True, writer, False)
