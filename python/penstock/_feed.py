@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar, overload
 
 from . import _core, _others
-from ._checks import whole
+from ._checks import attribute, whole
 from ._engines import resolve
-from ._errors import InvalidArgument, note
-from ._native_feed import NativeFeed, NativeIterator, may_be_native, not_for_processes, why_not_native
+from ._errors import InvalidArgument
+from ._feed_iterator import FeedIterator
+from ._native_feed import NativeFeed, begin_native, may_be_native, not_for_processes, why_not_native
+from ._process_group import ProcessGroup
 from ._receivers import Receivers
 from ._resume import Placed, TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
-from ._shared_slots import Received
-from ._stages import Watch, watch_batches, why_unknown, workers_of
-from ._static import StaticBatches, check, refuse_unless_garbage
+from ._static import StaticBatches, check
 from ._statistics import FeedStatistics
-from ._transfers import expander_for
-from ._worker_feed import WorkerEpoch, WorkerFeed
+from ._worker_feed import WorkerFeed
+
+Batch = TypeVar("Batch")
 
 
+@overload
+def feed(
+    loader: Iterable[Batch],
+    device: Any = "auto",
+    prefetch_depth: int = 2,
+    *,
+    sharded: bool = False,
+    native: bool = True,
+    static: bool = False,
+    resumable: bool = False,
+    group: ProcessGroup | None = None,
+) -> Feed[Batch]: ...
+@overload
+def feed(
+    loader: Iterable[Batch],
+    device: Any = "auto",
+    prefetch_depth: int = 2,
+    *,
+    sharded: bool = False,
+    native: bool = True,
+    resumable: bool = False,
+    group: Iterable[Any],
+) -> Feed[list[Batch]]: ...
 def feed(
     loader: Iterable[Any],
     device: Any = "auto",
@@ -34,14 +57,15 @@ def feed(
     static: bool = False,
     resumable: bool = False,
     group: Any = None,
-) -> Feed:
+) -> Feed[Any]:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
     `loader` is any iterable of batches, such as a DataLoader. A batch is any nest that `to_device` takes. Each becomes
     one packed transfer on a copy stream. When a batch is handed out, PyTorch's current stream waits for it, and the
     host does not. Batches stay valid for as long as they are kept.
 
-    Order, length, errors and state are those of the loader. If a batch raises, the exception comes in that batch's
+    Order, length, errors and state are those of the loader. `iter()` begins an epoch as the loader's does: workers
+    start, and the same is drawn from PyTorch's random state. If a batch raises, the exception comes in that batch's
     place, and the next `next()` goes on as the loader does. If the loader has `state_dict`, `load_state_dict` and
     `set_epoch`, the feed has them too. The state is that of the batch that was handed out, without those read ahead.
 
@@ -104,7 +128,7 @@ def feed(
     return Feed(loader, device, prefetch_depth, **options)
 
 
-class Feed:
+class Feed(Generic[Batch]):
     """The result of `feed`: an iterable with the length and the attributes of the loader that it wraps.
 
     Attributes whose names begin with an underscore stay the loader's own. Assigning to an attribute of the loader
@@ -134,8 +158,7 @@ class Feed:
     ):
         loader = _unwrapped(loader)
         self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise TypeError(f"penstock.feed takes an iterable of batches, not {type(loader).__name__}.")
+        _others.refuse_what_gives_no_batches(loader)
         self.loader = loader
         self.sharded = bool(sharded)
         self.native = bool(native)
@@ -182,18 +205,23 @@ class Feed:
         """True if the place can be kept only while samples are gathered natively."""
         return isinstance(self._order, TorchOrder)
 
+    @property
+    def _is_resumed(self) -> bool:
+        """True if the next epoch goes on in PyTorch's order, which drew its seeds before."""
+        return self._needs_native and self._order._beginning()["consumed"] > 0
+
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
         return True
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         if self.static:
             check(self._receivers.engine, self.prefetch_depth)
         self._refuse_unless_all_may_get_it()
         ordinary = functools.partial(FeedIterator, self)
-        return NativeIterator(self, ordinary) if may_be_native(self) else ordinary()
+        return begin_native(self, ordinary) if may_be_native(self) else ordinary().start()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "loader" not in self.__dict__:
@@ -222,8 +250,14 @@ class Feed:
         return again, (self.loader, device, self.prefetch_depth)
 
     def __repr__(self) -> str:
-        where = f"device={self._receivers.name!r}" if self.group is None else f"group={self.group!r}"
-        return f"penstock.feed({self.loader!r}, {where}, prefetch_depth={self.prefetch_depth})"
+        dataset = attribute(self.loader, "dataset")
+        of = "" if dataset is None else f" of a {type(dataset).__name__}"
+        names = [name for name in ("sharded", "static", "resumable") if getattr(self, name)]
+        options = ["", *(f"{name}=True" for name in names), *([] if self.native else ["native=False"])]
+        return (
+            f"<penstock.feed of a {type(self.loader).__name__}{of} on {self._receivers.name}, "
+            f"prefetch_depth={self.prefetch_depth}{', '.join(options)}>"
+        )
 
     def stats(self) -> FeedStatistics:
         """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading. If
@@ -334,19 +368,30 @@ class _Epochs:
         _others.epoch_taker(self.loader).set_epoch(epoch)
         if self._order is not None:
             self._state = None
+        if self._needs_native:
+            self._order.told = None  # now it is told one, even if it is the same
 
 
-class _Prepared:
+class _Posing:
+    """The methods of a feed that Accelerate takes for the loader in it: it asks for that class, and for attributes
+    whose names begin with an underscore, as `skip_first_batches` does."""
+
+    @property
+    def __class__(self) -> type:
+        return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
+
+    def __getattr__(self: Any, name: str) -> Any:
+        if name.startswith("_") and not name.startswith("__") and "loader" in self.__dict__:
+            return getattr(self.loader, name)
+        return Feed.__getattr__(self, name)
+
+
+class _Prepared(_Posing):
     """The methods of a feed whose loader Accelerate prepared: the batches are fed to that loader, under it.
 
     Accelerate's loader itself moves batches, and notes whether one is the last. So it must come after the feed: it is
     the one that is iterated, and meanwhile the DataLoader in it is replaced by a feed of that DataLoader.
     """
-
-    @property
-    def __class__(self) -> type:
-        # Accelerate's loaders also answer with the class of the loader in them: `skip_first_batches` asks for it.
-        return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
 
     @property
     def device(self: Any) -> Any:
@@ -398,7 +443,6 @@ def _with(*mixins: type) -> type[Feed]:
     return type("Feed", (*mixins, Feed), {"__module__": Feed.__module__, "__doc__": Feed.__doc__}) if mixins else Feed
 
 
-_END = object()
 _STATE_NAMES = frozenset({"state_dict", "load_state_dict", "set_epoch"})
 
 
@@ -419,172 +463,16 @@ def _unwrapped(loader: Any) -> Any:
     return loader.__dict__["loader"] if issubclass(type(loader), Feed) else loader
 
 
-class FeedIterator:
-    """One epoch of a feed. Does not ask the loader before the first `next()`. One thread at a time."""
-
-    def __init__(self, feed: Feed, source: Iterator[Any] | None = None, turn: int = 0):
-        """`source`: what is left of a native epoch, in this turn; None: the loader's next epoch."""
-        self._feed = feed
-        self._account = _core.FeedIteration(feed._account)
-        self._receivers = feed._receivers
-        self._expand = [expander_for(engine, feed.static) for engine in self._receivers.engines]
-        self._fixed = feed._static.of(feed._sets) if feed.static else None
-        # If workers make the batches, this process's threads are free to move them.
-        self._pin = not getattr(feed.loader, "num_workers", 0)
-        self._source = source
-        self._watch: Watch | None = None
-        self._state_after = None if source is None else lambda rest: rest.batches.state(rest.batches.samples)
-        self._pending: collections.deque[Any] = collections.deque()
-        self._turn = turn
-        self._reads = True
-        self._over = False
-
-    def __iter__(self) -> FeedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self._over:
-            raise StopIteration
-        try:
-            self._account.ask(len(self._pending))
-            return self._next()
-        finally:
-            self._account.leave(self._over)
-
-    def _next(self) -> Any:
-        self._fill()
-        feed = self._feed
-        if not self._pending:
-            self.close()
-            feed._note(self._turn, None)
-            raise StopIteration
-        item = self._pending.popleft()
-        if isinstance(item, Exception):
-            self._reads = True
-            try:
-                if isinstance(item, StopIteration):  # from a batch's own code: it would end the loop silently
-                    raise RuntimeError("a batch raised StopIteration while it was sent") from item
-                raise item
-            finally:
-                del item
-        flight, state = item
-        batch = self._account.land(flight)
-        feed._note(self._turn, state)
-        return batch
-
-    def start(self) -> None:
-        """Begins the epoch; from here on this iterator's state is the feed's."""
-        feed = self._feed
-        feed._warn()
-        feed._native.counted = None
-        beginning = feed._beginning()
-        self._state_after = feed._follow()
-        self._source = self._begin_source()
-        self._turn = feed._begin_turn(beginning)
-
-    def _begin_source(self) -> Iterator[Any]:
-        feed, why = self._feed, ""
-        source = feed._workers.begin(feed)
-        if source is None:
-            source = iter(feed.loader)
-            self._watch = watch_batches(source)
-            if self._watch is None:
-                why = why_unknown(feed.loader, feed._workers.why_ordinary())
-        feed._account.no_stages(why)
-        feed._account.of_workers(*workers_of(feed.loader))
-        return source
-
-    def _note_stages(self, batch: Any) -> None:
-        stages = batch.stages if type(batch) is Received else self._watch and self._watch.take()
-        if stages is None:
-            self._account.unstaged()
-        else:
-            self._account.staged(*stages)
-
-    def _fill(self) -> None:
-        feed, account = self._feed, self._account
-        while self._reads and len(self._pending) <= feed.prefetch_depth and self._may_read():
-            try:
-                if self._fixed is not None and not self._fixed.next_is_free():
-                    if self._pending:
-                        return
-                    refuse_unless_garbage(self._fixed.next_is_free)
-                account.load()
-                try:
-                    if self._source is None:
-                        self.start()
-                    batch = next(self._source, _END)  # type: ignore[arg-type]
-                finally:
-                    account.loaded()
-                if batch is _END:
-                    self._reads = False
-                    return
-                self._note_stages(batch)
-                state = None if self._state_after is None else self._state_after(self._source)
-                slot = None
-                if type(batch) is Received:
-                    batch, slot = self._source.pool.open(batch)  # type: ignore[union-attr]
-                flight = self._send(batch, slot)
-                del batch
-                if slot is not None:
-                    self._source.pool.sent(slot, flight)  # type: ignore[union-attr]
-                    slot = None
-            except Exception as error:
-                number = feed._account.batches + sum(not isinstance(item, Exception) for item in self._pending)
-                note(error, f"raised while penstock.feed asked for batch {number} and sent it")
-                self._pending.append(error)
-                self._reads = False
-            else:
-                self._pending.append((flight, state))
-
-    def _may_read(self) -> bool:
-        """False if there is a batch to hand out, and its user would have to wait for workers to make another one."""
-        return not self._pending or not isinstance(self._source, WorkerEpoch) or self._source.is_ready()
-
-    def _send(self, batch: Any, slot: Any) -> Any:
-        before = sum(expand.pin_seconds for expand in self._expand)
-        if self._receivers.together:
-            flight = self._account.send_to_all(self._receivers.group, batch, self._expand, slot)
-        else:
-            flight = self._account.send(batch, self._expand[0], self._pin, slot, self._fixed)
-        self._account.pinned(sum(expand.pin_seconds for expand in self._expand) - before)
-        return flight
-
-    def close(self) -> None:
-        """Ends the epoch here: drops the loader's iterator and the batches that were read ahead."""
-        self._over = True
-        self._reads = False
-        self._pending.clear()
-        source, self._source = self._source, None
-        if isinstance(source, Generator) and source is not self._feed.loader:
-            source.close()
-
-
-class _Under(Feed):
-    """The feed under a loader of Accelerate. Its iterator begins at once, since processes wait for each other there."""
+class _Under(_Posing, Feed):
+    """The feed under a loader of Accelerate, which gives the class of what is under it as its own."""
 
     _held = 2  # Accelerate looks a batch ahead
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
         return object.__new__(_under(_kind_of(loader)))
 
-    @property
-    def __class__(self) -> type:
-        # Accelerate's loader gives this class as its own, and must stay a DataLoader.
-        return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
-
     def __reduce__(self) -> tuple:
         return _unwrapped, (self.loader,)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and not name.startswith("__") and "loader" in self.__dict__:
-            return getattr(self.loader, name)
-        return super().__getattr__(name)
-
-    def __iter__(self) -> Iterator[Any]:
-        iterator = super().__iter__()
-        iterator.start()  # type: ignore[attr-defined]
-        return iterator
 
     def _warn(self) -> None:
         pass

@@ -6,7 +6,7 @@ import html
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _core, _others
 from ._checks import whole
@@ -129,7 +129,7 @@ class Loader:
         row_budget_bytes: int = 0,
         threads: int = 0,
         when_full: str = "wait",
-        **not_taken: Any,
+        **not_taken: NoReturn,
     ):
         for name in not_taken:
             _refuse(name)

@@ -53,10 +53,12 @@ class NativeFeed:
             earlier.go_on()
         loader = self._loader_for(feed, tensors)
         self._latest = weakref.ref(iterator)
-        draw = None if feed._order is None else feed._order._begin()
-        source = iterate(feed.loader.batch_sampler, None if draw is None else draw.pieces)
-        self._seed_workers(feed.loader, draw is not None and draw.is_resumed)
-        return loader, loader.begin(_Batches(source, draw), tensors)
+        wrapped = feed.loader
+        batches = _Batches(wrapped.batch_sampler, feed._order)
+        self._seed_workers(wrapped, feed._is_resumed)
+        if wrapped.num_workers > 0:  # which have so many batches drawn when they start
+            batches.draw_ahead(wrapped.num_workers * wrapped.prefetch_factor)
+        return loader, loader.begin(batches, tensors)
 
     def _seed_workers(self, loader: Any, is_resumed: bool) -> None:
         """Takes as much from the random state as the loader's iterator does: it draws a seed for its workers.
@@ -97,10 +99,18 @@ class NativeFeed:
         return self._loader
 
 
+def begin_native(feed: Any, ordinary: Callable[..., Any]) -> Any:
+    """The iterator of the feed's next epoch, which begins. `ordinary` makes one that `start` begins in the ordinary
+    way, or one that goes on, given the source of the other batches and the turn."""
+    with feed._native.lock:
+        iterator = NativeIterator(feed, ordinary)
+        # Not while an exception is handled: errors of workers that are forked now would name it.
+        return iterator if iterator.start() else ordinary().start()
+
+
 class NativeIterator:
-    """One epoch of a feed, gathered natively for as long as that gives the loader's own batches. `ordinary` makes the
-    iterator that begins, or that goes on, given the source of the other batches and the turn. Asks nobody before the
-    first `next()`. Once it is over or dropped, nothing reads the tensors."""
+    """One epoch of a feed, gathered natively for as long as that gives the loader's own batches. Asks for no batch
+    before the first `next()`. Once it is over or dropped, nothing reads the tensors."""
 
     def __init__(self, feed: Any, ordinary: Callable[..., Any]):
         self._feed = feed
@@ -116,7 +126,6 @@ class NativeIterator:
         self._lock = feed._native.lock
         self._made: list[Any] = []  # the arrays of a batch that is not handed out yet; None: the end of the epoch
         self._turn = 0
-        self._begun = False
         self._over = False
 
     def __iter__(self) -> NativeIterator:
@@ -126,31 +135,25 @@ class NativeIterator:
     def is_native(self) -> bool:
         return self._epoch is not None
 
-    def start(self) -> None:
+    def start(self) -> bool:
+        """Begins the epoch; from here on this iterator's state is the feed's. False if the loader makes the batches."""
         feed = self._feed
-        native = feed._native
-        with native.lock:
-            beginning = feed._beginning()
-            try:
-                self._loader, self._epoch = native.begin(self, feed)
-            except _Unfit as reason:
-                if feed._needs_native:
-                    raise unresumable(str(reason)) from None
-                if feed._receivers.processes is not None:
-                    raise not_for_processes(str(reason)) from None
-            self._begun = True
-            # Not while the exception is handled: errors of workers that are forked now would name it.
-            if self._epoch is None:
-                self._ordinary = self._make_ordinary()
-                self._ordinary.start()
-            else:
-                self._batches, self._build = self._epoch.batches, self._epoch.tensors.build
-                build = self._build
-                if self._together and build is not None:
-                    self._build = lambda each: [build(arrays) for arrays in each]
-                self._turn = feed._begin_turn(beginning)
-                native.counted = self._loader
-                feed._warn()
+        beginning = feed._beginning()
+        try:
+            self._loader, self._epoch = feed._native.begin(self, feed)
+        except _Unfit as reason:
+            if feed._needs_native:
+                raise unresumable(str(reason)) from None
+            if self._processes:
+                raise not_for_processes(str(reason)) from None
+            return False
+        self._batches, build = self._epoch.batches, self._epoch.tensors.build
+        together = self._together and build is not None
+        self._build = (lambda each: [build(arrays) for arrays in each]) if together else build  # type: ignore[misc]
+        self._turn = feed._begin_turn(beginning)
+        feed._native.counted = self._loader
+        feed._warn()
+        return True
 
     def __next__(self) -> Any:
         made = self._made
@@ -171,8 +174,6 @@ class NativeIterator:
 
     def _ask(self) -> bool:
         """Has the next batch made. False if it is made in the ordinary way."""
-        if not self._begun and not self._over:
-            self.start()
         if self._ordinary is not None:
             return False
         with self._lock:
@@ -352,15 +353,33 @@ class _Draws:
 class _Batches:
     """The batches that the sampler gives in one epoch, in draws: a draw is a batch, Several, or the sampler's error.
     Those that were not handed out are kept. `done`: the batches that were. `samples`: those of these batches, if the
-    feed keeps its place, which `draw` then knows in the epoch's order."""
+    feed keeps its place, in the order that `order` begins with the first draw."""
 
-    def __init__(self, source: Iterator[Any], draw: Any):
-        self.keeps_place = draw is not None
+    def __init__(self, batch_sampler: Any, order: Any):
+        self.keeps_place = order is not None
         self.done = self.samples = 0
-        self._source = source
-        self._draw = draw
+        self._order = order
+        self._draw: Any = None
+        self._source = iterate(batch_sampler, self._begin if self.keeps_place else None)
         # The number of the first draw that is kept, the number of its first batch, and the draws.
         self._kept: tuple[int, int, list[Any]] = 0, 0, []
+
+    def _begin(self) -> Iterator[Any]:
+        if self._draw is None:  # unless Ctrl-C came below
+            self._draw = self._order._begin()
+        return self._draw.pieces()
+
+    def draw_ahead(self, count: int) -> None:
+        """Draws so many batches, at least. Raises the sampler's error."""
+        draws = self._kept[2]
+        while count > 0:
+            drawn = len(draws)
+            self._ask_for(draws)
+            if len(draws) == drawn:
+                return
+            if isinstance(draws[-1], Exception):
+                raise draws.pop()
+            count -= len(draws[-1].rows) if type(draws[-1]) is Several else 1
 
     def ask(self, number: int) -> Any:
         """Draw `number` of the epoch, from 0. _END at its end. After Ctrl-C, the same number is asked for again."""
@@ -391,6 +410,8 @@ class _Batches:
 
     def _needed(self) -> tuple[int, int, list[Any]]:
         """Forgets the draws whose batches were all handed out."""
+        if self.done == 0 and self._draw is not None:
+            self._order._settle(self._draw)
         first, begin, draws = self._kept
         while draws:
             end = begin + (len(draws[0].rows) if type(draws[0]) is Several else 1)
@@ -659,8 +680,8 @@ def _stacks_tensors(data: Any) -> bool:
     """True if nobody has registered another way to collate tensors, or lists and dicts of them."""
     collate = data._utils.collate
     known = collate.default_collate_fn_map
-    tensor = sys.modules["torch"].Tensor
-    return known.get(tensor) is collate.collate_tensor_fn and tuple not in known and dict not in known
+    tensors_stack = known.get(sys.modules["torch"].Tensor) is collate.collate_tensor_fn
+    return tensors_stack and not any(isinstance(sample, kind) for sample in ((), {}) for kind in known)
 
 
 def _why_not_read(array: Any, first: Any) -> str:

@@ -5,12 +5,34 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 from ._checks import attribute
 from ._errors import InvalidArgument, NotShardedWarning
+
+
+def refuse_what_gives_no_batches(given: Any) -> None:
+    """Raises TypeError for what a loader is made of, or made by: its items are not batches."""
+    kind = type(given).__name__
+    if isinstance(given, type):
+        why = f"{given.__name__} is a class: write penstock.feed({given.__name__}(...))"
+    elif isinstance(given, str | bytes | os.PathLike):
+        name = os.fsdecode(given)
+        why = f"{name!r} is the name of a file: write penstock.Loader({name!r}, batch_size=64)"
+    elif isinstance(given, Mapping) or hasattr(given, "__arrow_c_stream__"):
+        why = f"This {kind} is the data: write penstock.Loader(data, batch_size=64)"
+    elif hasattr(given, "__iter__"):
+        return
+    elif hasattr(given, "__getitem__"):
+        why = (
+            f"This {kind} has no __iter__. It is a dataset, whose items are samples: write "
+            "penstock.feed(DataLoader(dataset, batch_size=64)), with batch_size=None if its items are batches"
+        )
+    else:
+        why = f"This {kind} is not iterable"
+    raise TypeError(f"penstock.feed takes a loader, which is an iterable of batches. {why}.")
 
 
 def is_prepared(loader: Any) -> bool:

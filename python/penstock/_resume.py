@@ -12,7 +12,8 @@ from ._errors import InvalidArgument
 from ._sampler import Sampler, draw_into, is_plain, moved_on
 
 _SEED, _GENERATOR = "epoch_seed", "generator"  # what a RandomSampler's order follows from
-_PLACE = {"epoch", "consumed", _SEED, _GENERATOR}
+_TOLD = "sampler_epoch"  # what a DistributedSampler's order follows from: the epoch that it was told
+_PLACE = {"epoch", "consumed", _TOLD, _SEED, _GENERATOR}
 
 
 class Placed:
@@ -34,7 +35,7 @@ class Placed:
         return self._order._beginning()
 
     def _follow(self: Any) -> Callable[[Any], Any]:
-        return Follower(self.loader, self._order).state
+        return Follower(self.loader, self._order)
 
     def __reduce__(self: Any) -> tuple:
         return _again, (super().__reduce__(), self.state_dict())
@@ -78,12 +79,21 @@ class Follower:
 
     def __init__(self, loader: Any, sampler: Sampler):
         self._workers = loader.num_workers
+        self._sampler = sampler
+        self._settled = False
         self._size = 1 if loader.batch_sampler is None else loader.batch_sampler.batch_size
         self.draw: Any = None  # the sampler's iteration, once it has begun
-        sampler._follower = self
 
-    def state(self, source: Any) -> dict[str, Any]:
+    def listen(self) -> None:
+        """Called before the loader begins, and before it is asked for a batch: the sampler's iteration begins then."""
+        if self.draw is None:
+            self._sampler._follower = self
+
+    def __call__(self, source: Any) -> dict[str, Any]:
         """The state after the batch that `source`, the loader's iterator, has just given."""
+        if not self._settled:
+            self._sampler._settle(self.draw)
+            self._settled = True
         if not self._workers:  # the sampler has given the samples of this batch, and no more
             return self.draw.after(self.draw.taken)
         # Batches that raised are among those that have come from the workers.
@@ -94,25 +104,29 @@ class Follower:
 class TorchOrder:
     """The order of a sampler of PyTorch's own, epoch after epoch, and from a place in it on: what `Sampler` is for its
     own order. The place is kept with what the epoch's order follows from: the seed that a RandomSampler drew, or the
-    state of its generator; a DistributedSampler's seed and epoch."""
+    state of its generator; a DistributedSampler's seed and the epoch that it was told. Each iteration is the next
+    epoch, unless the sampler was told another. It tells the sampler nothing: as PyTorch has it, a DistributedSampler
+    that is told nothing gives each epoch the same order."""
 
     def __init__(self, sampler: Any):
         self._sampler = sampler
-        self._epoch = 0  # of the next iteration, unless the sampler has the epoch
+        self._epoch = 0  # of the next iteration, unless the sampler was told another one since
+        self.told: int | None = None  # the epoch that the sampler had then
         self._loaded: dict[str, Any] | None = None
 
     def _beginning(self) -> dict[str, Any]:
-        """Where the next iteration begins: where a loaded state was taken, unless the sampler's epoch is another by
-        now."""
-        epoch = getattr(self._sampler, "epoch", self._epoch)
-        loaded = self._loaded
-        return dict(loaded) if loaded is not None and loaded["epoch"] == epoch else self._start(epoch)
+        """Where the next iteration begins: where a loaded state was taken, unless the sampler was told another epoch
+        since."""
+        told, loaded = getattr(self._sampler, "epoch", None), self._loaded
+        epoch = self._epoch if told == self.told else told
+        here = loaded is not None and (loaded["epoch"], loaded.get(_TOLD)) == (epoch, told)
+        return dict(loaded) if here else self._start(epoch)  # type: ignore[arg-type]
 
     def _start(self, epoch: int) -> dict[str, Any]:
         sampler, kind = self._sampler, type(self._sampler).__name__
         state = {"sampler": kind, "sample_count": len(_data_of(sampler)), "epoch": epoch, "consumed": 0}
         if kind == "DistributedSampler":
-            state |= {"shuffle": sampler.shuffle, "seed": sampler.seed}
+            state |= {"shuffle": sampler.shuffle, "seed": sampler.seed, _TOLD: sampler.epoch}
         if kind == "RandomSampler":
             state |= {"replacement": sampler.replacement, "num_samples": sampler.num_samples}
             # A seed is drawn with the first index.
@@ -121,6 +135,8 @@ class TorchOrder:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         start = self._start(0)
+        if _TOLD in start and isinstance(state, Mapping) and "epoch" in state:
+            state = {_TOLD: state["epoch"], **state}  # in states of earlier versions it is the same
         missing = [key for key in start if not isinstance(state, Mapping) or key not in state]
         if missing:
             raise InvalidArgument(
@@ -134,7 +150,8 @@ class TorchOrder:
                     "same dataset and sampler, or start afresh."
                 )
         loaded = {key: state[key] for key in start}
-        for key, most in (("epoch", MOST), ("consumed", _positions(self._sampler)), (_SEED, MOST)):
+        limits = {"epoch": MOST, "consumed": _positions(self._sampler), _TOLD: MOST, _SEED: MOST}
+        for key, most in limits.items():
             if key in start and (key != _SEED or loaded["consumed"] > 0):
                 loaded[key] = whole(f"'{key}' of a feed's state", state[key], 0, most)
         if _GENERATOR in start:
@@ -142,15 +159,17 @@ class TorchOrder:
             if loaded["consumed"] == 0:
                 self._sampler.generator.set_state(restored)
         self._loaded = loaded if loaded["consumed"] > 0 else None
-        self._epoch = loaded["epoch"]
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(self._epoch)
+        self._epoch, self.told = loaded["epoch"], loaded.get(_TOLD)
+        if _TOLD in loaded:
+            self._sampler.set_epoch(self.told)
 
     def _begin(self) -> TorchDraw:
-        draw = TorchDraw(self._sampler, self._beginning())
-        self._epoch += 1
-        self._loaded = None
-        return draw
+        state = self._beginning()
+        self._epoch, self.told, self._loaded = state["epoch"] + 1, state.get(_TOLD), None
+        return TorchDraw(self._sampler, state)
+
+    def _settle(self, draw: TorchDraw) -> None:
+        """To be told the same epoch again is nothing new here: see `told`."""
 
 
 class TorchDraw:

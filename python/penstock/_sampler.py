@@ -114,6 +114,14 @@ class Sampler:
             self._follower.draw, self._follower = self._latest, None
         return self._latest
 
+    def _settle(self, draw: Draw) -> None:
+        """A feed hands out the first batch of this iteration. If `set_epoch` told its epoch since it began, that was
+        of this iteration: workers ask for indices as soon as `iter` starts them, which Lightning does first."""
+        epoch = draw.after(0)["epoch"]
+        if self._loaded_epoch is None and self._coming["epoch"] == epoch:
+            self._coming = {**self._coming, "epoch": epoch + 1}
+            self._latest = draw
+
     def __reduce__(self) -> tuple:
         latest = self._latest
         return _again, (self._arguments, self._beginning() if latest is None or latest.over else self.state_dict())
@@ -125,8 +133,6 @@ class Sampler:
 
 class Draw:
     """One iteration of a Sampler, from a place in an epoch on."""
-
-    is_resumed = False  # a DataLoader draws its workers' seed, as ever
 
     def __init__(self, arguments: dict[str, Any], state: dict[str, Any]):
         self._native = _core.NativeSampler(**arguments)

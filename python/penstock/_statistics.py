@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core, _plots
 
+if TYPE_CHECKING:  # the types of the figures that `__getattr__` looks up
+    _Figures = _core.FeedStatistics
+else:
+    _Figures = object
 
-class FeedStatistics:
+
+class FeedStatistics(_Figures):
     """What a feed or a Loader did, and where its time went. docs/statistics.md explains the attributes.
 
     `device` is where the batches went. `timeline` is a list of BatchTimes of the latest batches.
@@ -25,10 +30,12 @@ class FeedStatistics:
         self._figures = figures
         self._timeline = timeline
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._figures(), name)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(self._figures(), name)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.as_dict()]

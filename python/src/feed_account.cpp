@@ -98,8 +98,7 @@ void FeedIteration::load() { part_begin_ = now(); }
 void FeedIteration::loaded() {
   const double answered = now();
   FeedStatistics& host = feed_->host_;
-  (has_loaded_ ? host.loader_seconds : host.startup_seconds) += answered - part_begin_;
-  has_loaded_ = true;
+  (has_sent_ ? host.loader_seconds : host.startup_seconds) += answered - part_begin_;
   // An iteration's first request loads and sends several batches in turn. Their loading counts as one.
   const double earlier = times_.loader_end - times_.loader_begin;
   times_.loader_begin = part_begin_ - earlier;
@@ -135,6 +134,7 @@ FlightToAll FeedIteration::send_to_all(Group& group, nb::handle tree, const std:
 }
 
 void FeedIteration::note_sent(double pinned) {
+  has_sent_ = true;
   times_.gather_begin = part_begin_;
   times_.gather_end = now();
   feed_->host_.gather_seconds += times_.gather_end - times_.gather_begin;

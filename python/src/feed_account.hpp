@@ -53,7 +53,7 @@ class FeedIteration {
   /// The consumer asks for a batch. `ready`: batches that were sent and not handed out. Throws DeviceError;
   /// the batch may then be asked for again.
   void ask(std::size_t ready);
-  /// The wrapped loader is asked for a batch, and has answered.
+  /// The wrapped loader is asked for its iterator or a batch, and has answered.
   void load();
   void loaded();
   /// The seconds of the stages of the batch that was loaded, if they are known: see FeedStatistics.
@@ -90,7 +90,7 @@ class FeedIteration {
   std::uint64_t batches_ = 0;  ///< of this iteration
   std::optional<Stream> stream_;
   std::optional<Account::Request> request_;
-  bool has_loaded_ = false;
+  bool has_sent_ = false;
   double part_begin_ = 0;  ///< when the thread's current part began
   std::optional<double> left_;
   std::size_t ready_ = 0;

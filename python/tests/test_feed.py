@@ -3,7 +3,9 @@ import copy
 import gc
 import inspect
 import json
+import pathlib
 import pickle
+import re
 import sys
 import threading
 import time
@@ -238,6 +240,24 @@ def test_exceptions_of_dataset_in_a_worker_process():
 
     with pytest.raises(Broken, match="sample 17 is bad"):
         list(penstock.feed(DataLoader(Bad(), batch_size=5, num_workers=1), "host"))
+
+
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_what_is_no_exception_comes_in_its_place_too(depth):
+    def source():
+        yield torch.ones(1)
+        yield torch.ones(2)
+        raise Panic
+
+    got = []
+    with pytest.raises(Panic):
+        for batch in penstock.feed(source(), "host", prefetch_depth=depth):
+            got.append(batch)
+    assert same(got, [torch.ones(1), torch.ones(2)])
 
 
 def test_a_batch_that_cannot_be_sent_comes_after_those_before_it(device):
@@ -508,10 +528,59 @@ def test_wrong_depths(depth):
 
 
 def test_wrong_loaders_and_devices_are_refused_at_once():
-    with pytest.raises(TypeError, match="iterable"):
+    with pytest.raises(TypeError, match="This int is not iterable"):
         penstock.feed(3, "host")
     with pytest.raises(penstock.InvalidArgument):
         penstock.feed([], "nonsense")
+
+
+class Table:
+    def __iter__(self):
+        return iter(["names", "of", "columns"])
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (Squares(), "penstock.feed(DataLoader(dataset, batch_size=64))"),
+        (TensorDataset(torch.ones(3)), "penstock.feed(DataLoader(dataset, batch_size=64)), with batch_size=None if"),
+        (DataLoader, "DataLoader is a class: write penstock.feed(DataLoader(...))"),
+        (Squares, "Squares is a class"),
+        ("x.npy", "'x.npy' is the name of a file: write penstock.Loader('x.npy', batch_size=64)"),
+        (b"x.npy", "the name of a file"),
+        (pathlib.Path("x.npy"), "the name of a file"),
+        ({"x": torch.ones(3)}, "This dict is the data: write penstock.Loader(data, batch_size=64)"),
+        (Table(), "This Table is the data"),
+    ],
+)
+def test_what_gives_no_batches_is_told_the_line_to_write(given, line):
+    with pytest.raises(TypeError, match=re.escape(line)):
+        penstock.feed(given, "host")
+
+
+def test_the_lines_to_write_are_right(tmp_path):
+    assert [len(x) for x, _ in penstock.feed(DataLoader(Squares(), batch_size=64), "host")] == [50]
+    path = tmp_path / "x.npy"
+    np.save(path, np.ones((9, 2)))
+    assert len(penstock.Loader(path, batch_size=4, device="host")) == 3
+    batches = TensorDataset(torch.ones(3, 5))
+    assert [len(x) for (x,) in penstock.feed(DataLoader(batches, batch_size=None), "host")] == [5, 5, 5]
+
+
+def test_a_feed_shows_what_it_is():
+    assert repr(penstock.feed([torch.ones(1)] * 1000, "host")) == "<penstock.feed of a list on host, prefetch_depth=2>"
+    streams = penstock.feed(DataLoader(FedInWorker()), "host", prefetch_depth=0, sharded=True, native=False)
+    assert repr(streams) == (
+        "<penstock.feed of a DataLoader of a FedInWorker on host, prefetch_depth=0, sharded=True, native=False>"
+    )
+    tensors = DataLoader(TensorDataset(torch.ones(3)))
+    assert repr(penstock.feed(tensors, "host", static=True, resumable=True)) == (
+        "<penstock.feed of a DataLoader of a TensorDataset on host, prefetch_depth=2, static=True, resumable=True>"
+    )
+    assert "on host and host:late=1" in repr(penstock.feed(tensors, group=["host", "host:late=1"]))
 
 
 class FedInWorker(IterableDataset):
@@ -565,7 +634,7 @@ def test_the_start_of_an_epoch_is_told_apart(device):
 
     fed = penstock.feed(Slow(), device, prefetch_depth=0)
     iterator = iter(fed)
-    assert not ran, "iter() begins nothing"
+    assert not ran, "iter() asks for no batch"
     next(iterator)
     statistics = fed.stats()
     assert ran == ["start"] and statistics.startup_seconds > 0 and statistics.loader_seconds == 0
@@ -859,6 +928,8 @@ class Prepared:
 
     device = None
 
+    _drop_last = True
+
     def __init__(self, base):
         self.base_dataloader = base
 
@@ -882,6 +953,16 @@ def test_a_prepared_loader_is_what_it_was_after_the_loop():
     assert loader.base_dataloader is base
     statistics = fed.stats()
     assert (statistics.epochs, statistics.batches) == (2, 4)
+
+
+def test_accelerate_finds_a_prepared_loaders_private_attributes():
+    fed = penstock.feed(Prepared([torch.zeros(1)]), "host")
+    assert fed._drop_last is True and isinstance(fed, Prepared)
+    with pytest.raises(AttributeError):
+        fed._nonsense  # noqa: B018
+    with pytest.raises(AttributeError):
+        fed.nonsense  # noqa: B018
+    assert not hasattr(penstock.feed(DataLoader(Squares()), "host"), "_dataset_kind"), "of another loader"
 
 
 def test_a_loader_that_is_its_own_iterator_is_not_closed():

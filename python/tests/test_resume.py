@@ -253,13 +253,14 @@ def test_what_the_native_way_cannot_gather_goes_on_in_its_place():
         assert place(loader.state_dict()) == (1, 0)
 
 
-@pytest.mark.parametrize("way", ["native", "ordinary", "workers"])
+@pytest.mark.parametrize("way", ["native", "native, for workers", "ordinary", "workers"])
 def test_the_state_is_that_of_the_iterator_begun_last(way):
     loader = fed(way, shuffle=True)
-    first, unused = iter(loader), iter(loader)
+    first = iter(loader)
     taken = flat([next(first), next(first)])
+    assert place(loader.state_dict()) == (0, 16)
     second = iter(loader)
-    assert place(loader.state_dict()) == (0, 16), "nobody has asked the second one"
+    assert place(loader.state_dict()) == (1, 0)
     assert next(second)[0].tolist() == order_of(1, shuffle=True)[:8]
     assert place(loader.state_dict()) == (1, 8)
     assert taken + flat(first) == order_of(shuffle=True)
@@ -267,8 +268,50 @@ def test_the_state_is_that_of_the_iterator_begun_last(way):
     loader.load_state_dict({**loader.state_dict(), "epoch": 5, "consumed": 90})
     assert next(second)[0].tolist() == order_of(1, shuffle=True)[8:16]
     assert place(loader.state_dict()) == (5, 90)
-    assert flat(unused) == order_of(5, shuffle=True)[90:]
+    assert flat(loader) == order_of(5, shuffle=True)[90:]
     assert place(loader.state_dict()) == (6, 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_epoch_that_is_told_after_iter_is_the_iterators(way):
+    """Lightning calls `iter`, and then `set_epoch` of the sampler. Workers have asked it for indices by then."""
+    loader = fed(way, shuffle=True)
+    for epoch in range(2):
+        iterator = iter(loader)
+        loader.loader.sampler.set_epoch(epoch)
+        assert flat(iterator) == order_of(epoch, shuffle=True)
+        assert place(loader.state_dict()) == (epoch + 1, 0)
+    next(iter(loader))
+    loader.loader.sampler.set_epoch(2)
+    assert flat(loader) == order_of(2, shuffle=True)
+
+
+@pytest.mark.parametrize("way", ["native", "native, for workers", "ordinary", "workers"])
+def test_iterators_that_begin_side_by_side_have_places_of_their_own(way):
+    loader, orders = fed(way, shuffle=True), ([], [])
+    for number, (first, second) in enumerate(zip(loader, loader, strict=True), 1):
+        orders[0].extend(first[0].tolist())
+        orders[1].extend(second[0].tolist())
+        assert place(loader.state_dict()) == (1, min(8 * number, COUNT))
+    assert orders == (order_of(0, shuffle=True), order_of(1, shuffle=True))
+    assert place(loader.state_dict()) == (2, 0)
+
+
+@pytest.mark.parametrize("way", ["native", "ordinary"])
+def test_without_workers_an_order_begins_with_the_first_batch(way):
+    loader = fed(way, shuffle=True)
+    iter(loader)
+    assert place(loader.state_dict()) == (0, 0)
+    iterator = iter(loader)
+    loader.loader.sampler.set_epoch(3)
+    assert flat(iterator) == order_of(3, shuffle=True)
+
+
+@pytest.mark.parametrize("way", ["native, for workers", "workers"])
+def test_workers_begin_an_order_with_iter(way):
+    loader = fed(way, shuffle=True)
+    iter(loader)
+    assert flat(loader) == order_of(1, shuffle=True)
 
 
 @pytest.mark.parametrize("way", ["native", "ordinary", "workers"])
@@ -438,8 +481,7 @@ def test_a_resumed_run_is_the_one_that_was_not_stopped(kind, stop):
     taken = flat(itertools.islice(stopped, steps))
     saved = json.dumps(stopped.state_dict()), torch.get_rng_state()
     is_over = stop == "after it"
-    distributed = kind == "distributed"
-    assert place(json.loads(saved[0]))[0] == (0 if distributed else 2 if is_over else 1)
+    assert place(json.loads(saved[0]))[0] == (2 if is_over else 1)
 
     torch.manual_seed(99)
     resumed = RESUMABLE[kind]()
@@ -449,7 +491,7 @@ def test_a_resumed_run_is_the_one_that_was_not_stopped(kind, stop):
         assert resumed.state_dict() == json.loads(saved[0])
         taken += flat(resumed)
     assert taken == wanted[1]
-    assert place(resumed.state_dict()) == (0 if distributed else 2, 0)
+    assert place(resumed.state_dict()) == (2, 0)
     if kind == "for persistent workers" and is_over:
         return  # new workers draw a new seed
     assert flat(resumed) == wanted[2]
@@ -500,7 +542,7 @@ def test_a_distributed_samplers_epoch_is_its_own():
         if tell:
             resumed.set_epoch(1)
         assert flat(resumed) == epochs[1][16:]
-        assert place(resumed.state_dict()) == (1, 0)
+        assert place(resumed.state_dict()) == (2, 0)
         resumed.load_state_dict(state)
         resumed.set_epoch(2)
         assert place(resumed.state_dict()) == (2, 0)
@@ -509,6 +551,51 @@ def test_a_distributed_samplers_epoch_is_its_own():
     loader = penstock.feed(DataLoader(DATA, 8, sampler=left), "host", resumable=True)
     loader.load_state_dict({**state, "consumed": 90})
     assert flat(loader) == flat(distributed(0, 1, epoch=1))[90:96:2], "and the tail is left out"
+
+
+@pytest.mark.parametrize("tell", ["the feed", "the sampler", None])
+def test_each_epoch_of_a_distributed_sampler_is_trained_once(tell):
+    """A run that saves after each epoch, and is resumed from there: the loop of docs/resume.md."""
+    seen, state = [], None
+    for _ in range(5):  # runs, of an epoch each
+        loader = distributed(0, 2)
+        if state is not None:
+            loader.load_state_dict(state)
+        epoch = loader.state_dict()["epoch"]
+        if epoch == 3:
+            break
+        if tell is not None:
+            (loader if tell == "the feed" else loader.loader.sampler).set_epoch(epoch)
+        assert place(loader.state_dict()) == (epoch, 0)
+        seen.append(flat(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert place(state) == (epoch + 1, 0)
+    assert seen == [flat(distributed(0, 2, epoch=epoch if tell else 0)) for epoch in range(3)]
+
+
+def test_a_distributed_sampler_may_be_told_an_epoch_once_more():
+    loader = distributed(0, 2)
+    for _ in range(2):
+        loader.set_epoch(0)
+        assert place(loader.state_dict()) == (0, 0)
+        list(loader)
+        assert place(loader.state_dict()) == (1, 0)
+    loader.set_epoch(4)
+    next(iter(loader))
+    assert place(loader.state_dict()) == (4, 16)
+
+
+def test_states_of_a_distributed_sampler_of_earlier_versions_are_taken():
+    loader = distributed(0, 2)
+    state = {**loader.state_dict(), "epoch": 2, "consumed": 16}
+    del state["sampler_epoch"]
+    loader.load_state_dict(state)
+    assert flat(loader) == flat(distributed(0, 2, epoch=2))[8:]
+    assert place(loader.state_dict()) == (3, 0)
+    other = {**loader.state_dict(), "epoch": 5}
+    loader.load_state_dict(other)
+    loader.loader.sampler.set_epoch(5)
+    assert flat(loader) == flat(distributed(0, 2, epoch=5)), "the epoch that it is told, and not the saved one"
 
 
 @pytest.mark.parametrize(
@@ -540,13 +627,12 @@ def test_a_feed_that_must_be_native_and_is_not():
     state = loader.state_dict()
     loader.load_state_dict(state)
     kept, data.tensors = data.tensors, (torch.zeros(20, requires_grad=True),)
-    iterator = iter(loader)
     for _ in range(2):
         with pytest.raises(penstock.InvalidArgument, match="requires gradients"):
-            next(iterator)
+            iter(loader)
     assert loader.state_dict() == state
     data.tensors = kept
-    assert flat(iterator) == list(range(4, 20))
+    assert flat(loader) == list(range(4, 20))
 
 
 def test_a_loader_with_a_state_or_our_sampler_is_resumable_anyway():

@@ -130,7 +130,7 @@ void Account::Request::answer(const Delivery& delivery) {
   const double seen = account_.now();
   account_.update(times.epoch, [&](Sum& sum) {
     FeedStatistics& s = sum.statistics;
-    if (s.batches == 0) sum.first_asked = asked_;
+    if (sum.last_seen == 0) sum.first_asked = asked_;
     sum.last_seen = std::max(sum.last_seen, seen);
     ++s.batches;
     s.samples += times.samples;
@@ -148,7 +148,7 @@ void Account::Request::end(std::uint64_t epoch) {
   account_.add_pending(timed);
   const double seen = account_.now();
   account_.update(epoch, [&](Sum& sum) {
-    if (sum.statistics.batches == 0) sum.first_asked = asked_;
+    if (sum.last_seen == 0) sum.first_asked = asked_;
     sum.last_seen = std::max(sum.last_seen, seen);
   });
 }

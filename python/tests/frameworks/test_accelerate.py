@@ -175,6 +175,17 @@ def test_batches_are_skipped_in_the_right_epoch(accelerator):
         assert ids(rest) == epochs[1][2:]
 
 
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("name", ["whole batches", "drop_last", "iterable"])
+def test_batches_are_skipped_in_a_loader_that_dispatches(name, fed, accelerator):
+    one = accelerator(dataloader_config=settings(dispatch=True))
+    loader = one.prepare(LOADERS[name]())
+    wanted = ids(loader)[2:]
+    rest = accelerate.skip_first_batches(penstock.feed(loader) if fed else loader, 2)
+    assert type(rest).__name__ == "DataLoaderDispatcher"
+    assert ids(penstock.feed(rest) if fed else rest) == wanted
+
+
 def test_to_skip_in_the_feed_of_a_plain_loader_is_refused(accelerator):
     accelerator()
     with pytest.raises(Exception, match="feed"):

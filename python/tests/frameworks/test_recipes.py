@@ -29,7 +29,7 @@ class Recipe:
 
 
 RECIPES = {
-    "Lightning": Recipe("Lightning", 1, "lightning torchdata", resumes=True, epochs=2),
+    "Lightning": Recipe("Lightning", 1, "lightning", resumes=True, epochs=2),
     "Lightning, its strategy": Recipe("Lightning", 2, "lightning", epochs=2),
     "Accelerate, resumed": Recipe("Accelerate", 1, "accelerate", resumes=True, epochs=2),
     "transformers": Recipe("The Trainer of transformers", 0, "transformers accelerate", resumes=True, epochs=2),
