@@ -59,6 +59,8 @@ double recorded_seconds(const Timeline& timeline) {
   return whole.begin < whole.end ? static_cast<double>(whole.end - whole.begin) * 1e-9 : 0;
 }
 
+bool is_named_as_trace(const std::string& name) { return name.ends_with(".json") || name.ends_with(".gz"); }
+
 bool is_program(const fs::path& file) {
   return fs::is_regular_file(file) && ::access(file.c_str(), X_OK) == 0;
 }
@@ -84,7 +86,7 @@ void refuse_other_than_trace(const std::string& name) {
     throw UsageError(fmt::format(
         "there is no file or folder '{0}'; if it is a program, write penstock doctor -- {0}", name));
   }
-  if (is_program(file) && !name.ends_with(".json") && !name.ends_with(".gz"))
+  if (is_program(file) && !is_named_as_trace(name))
     throw UsageError(fmt::format("{0} is a program and not a trace; write penstock doctor -- {0}", name));
 }
 
@@ -223,6 +225,12 @@ std::string drawn_text(std::span<const TraceReport> reports, bool draws) {
 }
 
 void refuse_unfit_traces(const DoctorOptions& options) {
+  if (options.traces.size() > 1 && !is_named_as_trace(options.traces.front())) {
+    throw UsageError(
+        fmt::format("{} is not a trace; to run a program, write penstock doctor -- {}; see penstock doctor "
+                    "--help",
+                    options.traces.front(), fmt::join(options.traces, " ")));
+  }
   for (const std::string& trace : options.traces) {
     if (fs::is_directory(trace))
       throw UsageError(fmt::format("{} is a folder; pass it alone, or several traces", trace));
