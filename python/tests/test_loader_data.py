@@ -303,7 +303,7 @@ import penstock
 for data in ([[1, 2], [3, 4]], "x.npy", bytearray(8)):
     try:
         penstock.Loader(data, 2, device="host")
-    except penstock.InvalidArgument as error:
+    except penstock.Unsupported as error:
         assert "pip install numpy" in str(error), error
     else:
         raise AssertionError(data)
