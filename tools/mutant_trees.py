@@ -270,7 +270,7 @@ class Module(Tree):
         return {file: reached_by(known["contexts"]) for file, known in files.items()}
 
     def measure(self, told: Path) -> None:
-        settings = WORK / "coverage.ini"
+        settings = WORK / "reached.ini"  # coverage removes all files that are named like its data
         settings.write_text(
             f"[run]\ndata_file = {WORK}/coverage\ninclude = */python/penstock/*\n[json]\nshow_contexts = True\n"
         )
