@@ -139,8 +139,12 @@ class Tree:
 
     def library_of(self, original: str, words: list[str]) -> str | None:
         """The archive among the words of a linker that an object is a member of."""
-        name = re.search(r"CMakeFiles/(\w+)\.dir", original)
-        return next((word for word in words if name and Path(word).name == f"lib{name[1]}.a"), None)
+        archives = (word for word in words if word.endswith(".a") and not word.startswith("/"))
+        return next((archive for archive in archives if original in self.members(archive)), None)
+
+    @functools.cache
+    def members(self, archive: str) -> set[str]:
+        return set(shlex.split(run(["ninja", "-t", "commands", "-s", archive], self.folder)))
 
     def prepare(self, mutant: Mutant, program: str, objects: list[tuple[set[str], Path]]) -> dict[str, Path]:
         """Links what the program needs. Gives each by the name that it has in the build tree."""
