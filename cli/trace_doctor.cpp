@@ -30,6 +30,8 @@ namespace penstock::cli {
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 namespace fs = std::filesystem;
 
 std::string read_text(const std::string& file) {
@@ -210,7 +212,6 @@ std::string traces_text(std::span<const TraceReport> reports, const Look& look) 
 
 std::string traces_json(std::span<const TraceReport> reports) {
   if (reports.size() == 1) return trace_json(reports.front());
-  using Json = nlohmann::ordered_json;
   Json value{{"schema", "penstock-traces-diagnosis/1"},
              {"traces", Json::array()},
              {"comparison", compare_ranks(rank_figures(reports))}};
