@@ -341,9 +341,12 @@ class WorkerEpoch:
         return batch
 
     def is_ready(self) -> bool:
-        """True if a batch has come from the workers that was not asked for yet, as far as PyTorch's iterator tells."""
+        """True if a batch has come from the workers that was not asked for yet, or if PyTorch's iterator does not tell."""
         iterator = self._iterator
-        return len(iterator._task_info.get(iterator._rcvd_idx, ())) == 2 or not iterator._data_queue.empty()
+        try:
+            return len(iterator._task_info.get(iterator._rcvd_idx, ())) == 2 or not iterator._data_queue.empty()
+        except AttributeError:
+            return True
 
 
 def _stateful() -> Any:

@@ -195,8 +195,8 @@ void bind_weight_load(nb::module_& module) {
       .def_prop_ro("path", [](const WeightFile& self) { return std::filesystem::path(self.name()); })
       .def_prop_ro("tensors", &WeightFile::tensors, "In the order of the file.")
       .def_prop_ro("metadata", &WeightFile::metadata);
-  module.def("read_weight_headers", &read_weight_headers, nb::arg("files"),
-             nb::call_guard<Unlocked>(), "Reads no tensor.");
+  module.def("read_weight_headers", &read_weight_headers, nb::arg("files"), nb::call_guard<Unlocked>(),
+             "Reads no tensor.");
   nb::class_<WeightLoad>(module, "WeightLoad", "Loads .safetensors files to devices, in steps.")
       .def(
           nb::init<std::vector<std::shared_ptr<Engine>>, std::shared_ptr<Group>, std::shared_ptr<RankOfGroup>,

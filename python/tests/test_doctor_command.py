@@ -69,6 +69,8 @@ def run_main(folder, *arguments, text=PROGRAM, file="train_it.py"):
     """Runs the command in a child of this process, which has imported PyTorch, and at the root of the folder's tree."""
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text(textwrap.dedent(text))
+    if torch.cuda.is_initialized():  # no child by fork can use it then
+        return start_main(folder, *arguments, text=text, file=file)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         child = os.fork()
         if child == 0:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 PROGRAM = pathlib.Path(__file__).with_name("exits.py")
-RUNS = 12
+RUNS = 4
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_types_that_only_pytorch_has_are_refused_before_anything_is_read(tmp_pat
             load.start()
 
 
+@over_the_fake_driver
 def test_complex_numbers_and_8_bit_floats_of_ml_dtypes(tmp_path):
     values = np.array([[1 + 2j, 3j], [0, -1]], np.complex64)
     one = files.write(

@@ -439,6 +439,6 @@ def test_batches_that_have_come_are_sent_ahead(device):
         assert time.monotonic() < deadline, ahead
         iterator = iter(feed)
         for _ in iterator:
-            ahead = max(ahead, len(iterator._ordinary._pending))
+            ahead = max(ahead, len(iterator._pending))
             time.sleep(0.002)
     assert ahead == 2

@@ -114,7 +114,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
   testing::write_safetensors(command.home() / "model.safetensors",
                              R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
   std::ofstream(command.home() / "train.py") << "";
-  for (const char* trace : {"trace.json", "trace.json.gz"}) {
+  for (const char* trace : {"trace.json", "trace.json.gz", "rank0.json", "rank1.json"}) {
     std::ofstream(command.home() / trace) << R"({"traceEvents": [
       {"ph": "X", "cat": "kernel", "ts": 1, "dur": 1, "args": {"device": 0}}]})";
   }
@@ -145,7 +145,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << line << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 37u);
+  EXPECT_EQ(examples, 38u);
 }
 
 }  // namespace

@@ -83,7 +83,8 @@ class WrongBytesBackend final : public Backend {
   void gather(const GatherRequest& request, StreamHandle stream) override {
     inner_->gather(request, stream);
     if (!harms_gather || !harms_gather(request)) return;
-    // One byte may be right by chance: a widened value has none of its source's, and the rows are drawn at random.
+    // One byte may be right by chance: a widened value has none of its source's, and the rows are drawn at
+    // random.
     const std::byte other = static_cast<const std::byte*>(request.source)[0] ^ std::byte{0x10};
     inner_->fill(request.destination, std::to_integer<std::uint8_t>(other), 16, stream);
   }
