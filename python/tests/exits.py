@@ -14,8 +14,6 @@ import threading
 import time
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 import penstock
 
@@ -23,12 +21,12 @@ PATIENCE_S = 120
 SLOW = "host:link=1"  # a modelled link, over which calls take long enough to be under way at the end
 
 
-class Samples(torch.utils.data.Dataset):
-    def __len__(self):
-        return 200
+def feed(rows, width, **options):
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
-    def __getitem__(self, index):
-        return torch.full((1 << 12,), index)
+    data = TensorDataset(torch.zeros(rows, width))
+    return over(penstock.feed(DataLoader(data, 4, **options), "host", native=not options))
 
 
 def over(iterable):
@@ -95,9 +93,10 @@ KINDS = {
     "shared": shared,
     "loader": lambda: over(penstock.Loader({"x": np.zeros((9000, 256), np.float32)}, 64, device="host", shuffle=True)),
     "iterable": lambda: over(penstock.feed([np.zeros(1 << 16, np.float32)] * 50, SLOW)),
-    "feed": lambda: over(penstock.feed(DataLoader(Samples(), 4), "host")),
-    "workers": lambda: over(penstock.feed(DataLoader(Samples(), 4, num_workers=1), "host")),
-    "native": lambda: over(penstock.feed(DataLoader(TensorDataset(torch.zeros(2000, 1 << 10)), 4), "host")),
+    # With PyTorch:
+    "feed": lambda: feed(200, 1 << 12, timeout=0),
+    "workers": lambda: feed(200, 1 << 12, num_workers=1),
+    "native": lambda: feed(2000, 1 << 10),
 }
 
 

@@ -13,6 +13,7 @@ import textwrap
 import traceback
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from penstock import _doctor_command

@@ -91,7 +91,8 @@ def test_8_bit_floats_of_pytorch(device, exchange, dtype):
         _core.use_exchange_api(True)
 
 
-def test_arrays_of_jax(device):
+def test_arrays_of_jax(device, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or it takes most of a GPU for good
     jnp = pytest.importorskip("jax.numpy")
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.bool_):
         array = jnp.arange(6).reshape(2, 3).astype(dtype)
