@@ -1,23 +1,45 @@
 #pragma once
 
-#include <cxxabi.h>
 #include <nanobind/nanobind.h>
+
+#include <exception>
+#include <type_traits>
 
 namespace penstock::python {
 
 /// Never returns.
 [[noreturn]] void stay() noexcept;
 
+/// Stays if it is destroyed before it is `done` and no exception is thrown: then the thread is being ended.
+class StayUnlessDone {
+ public:
+  StayUnlessDone() noexcept = default;
+  ~StayUnlessDone() {
+    if (!done && std::uncaught_exceptions() == exceptions_) stay();
+  }
+  StayUnlessDone(const StayUnlessDone&) = delete;
+  StayUnlessDone& operator=(const StayUnlessDone&) = delete;
+
+  bool done = false;
+
+ private:
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
 /// What `call` gives, which takes the interpreter's lock or runs Python code. If the program ends meanwhile,
 /// Python before 3.14 ends the thread when it next takes the lock. That would unwind our frames without the
 /// lock, and while others still use what these hold. The thread stays here instead, until the process is
-/// gone.
+/// gone. A destructor does it: libc++ knows no handler for the end of a thread.
 template <typename Call>
 decltype(auto) stay_if_ended(Call&& call) {
-  try {
-    return call();
-  } catch (abi::__forced_unwind&) {
-    stay();
+  StayUnlessDone ending;
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+    ending.done = true;
+  } else {
+    decltype(auto) result = call();
+    ending.done = true;
+    return result;
   }
 }
 
