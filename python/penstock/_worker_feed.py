@@ -341,7 +341,7 @@ class WorkerEpoch:
         return batch
 
     def is_ready(self) -> bool:
-        """True if a batch has come from the workers that was not asked for yet, or if PyTorch's iterator does not tell."""
+        """True if a batch has come from the workers and was not asked for, or if PyTorch's iterator does not tell."""
         iterator = self._iterator
         try:
             return len(iterator._task_info.get(iterator._rcvd_idx, ())) == 2 or not iterator._data_queue.empty()
