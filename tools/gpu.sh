@@ -36,28 +36,28 @@ case "${1:-}" in
     mkdir -p "$results"
     status=0
     echo "built after $SECONDS s"
-    tools/python.sh beside &
-    package=$!
-    # run_program FOLDER PROGRAM [SHARD]: all of its tests, or one in four of them
+    # Python's tests begin when the package is there, and both go on beside each other.
+    (tools/python.sh beside && tools/python.sh gpu-test "$results" python/tests/test_*.py && echo "Python after $SECONDS s") &
+    python=$!
+    # run_program FOLDER PROGRAM [SHARD SHARDS]: all of its tests, or one in so many of them
     run_program() {
       local name=${2##*/}${3:+-$3} status
-      if [ -n "${3:-}" ]; then export GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=$3; fi
-      timeout 300 "$2" --gtest_brief=1 --gtest_output="xml:$1/$name.xml" >"$1/$name.log" 2>&1
+      if [ -n "${3:-}" ]; then export GTEST_TOTAL_SHARDS=$4 GTEST_SHARD_INDEX=$3; fi
+      timeout 500 "$2" --gtest_brief=1 --gtest_output="xml:$1/$name.xml" >"$1/$name.log" 2>&1
       status=$?
       # Programs that tests start say what is running, too.
       echo "$name: $(grep -E 'Failure|FAILED|PASSED|tests ran|Actual|Which is' "$1/$name.log" | cut -c-300 | tail -n 12)"
-      if [ $status -eq 124 ]; then echo "$name: stopped after 300 s"; fi
+      if [ $status -eq 124 ]; then echo "$name: stopped after 500 s"; fi
       return $status
     }
     export -f run_program
-    # The largest, which takes longest, begins first, in four parts.
+    # The largest, which take longest, begin first, in parts.
+    shards=$(($(nproc) < 32 ? 4 : 8))
     find build/release/tests -maxdepth 1 -name 'test_*' -type f -executable -printf '%s %p\n' | sort -rn | cut -d' ' -f2- |
-      sed '1{h;s|$| 0|p;g;s|$| 1|p;g;s|$| 2|p;g;s|$| 3|}' |
-      xargs -P 7 -L 1 bash -c 'run_program "$@"' - "$results" || status=1
-    wait $package || status=1
-    echo "C++ tests and the package after $SECONDS s"
-    tools/python.sh gpu-test "$results" python/tests/test_*.py || status=1
-    echo "Python after $SECONDS s"
+      awk -v shards=$shards 'NR > 3 { print; next } { for (i = 0; i < shards; i++) print $0, i, shards }' |
+      xargs -P $((shards * 2)) -L 1 bash -c 'run_program "$@"' - "$results" || status=1
+    echo "C++ tests after $SECONDS s"
+    wait $python || status=1
     python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock || status=1
     python3 -B tests/gpu/doctor_compiled.py --penstock build/release/penstock || status=1
     echo "the doctor's museum after $SECONDS s"

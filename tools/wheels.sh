@@ -46,18 +46,21 @@ make_tools() {
 }
 
 build() {
-  local d3=/usr/share/nodejs/d3/dist/d3.min.js version python
+  local d3=/usr/share/nodejs/d3/dist/d3.min.js version python unwinder
   local versions=${VERSIONS:-3.10 3.11 3.12}
   [ -e "$d3" ] || stop "d3, which draws the pictures of a report, is not here: tools/setup.sh report"
   for version in $versions; do
     find_python "$version" >/dev/null || stop "there is no Python $version with its headers here"
   done
+  unwinder=$("cc" -print-file-name=libgcc_s.so.1)
+  [ -e "$unwinder" ] || stop "libgcc_s.so.1, which unwinds frames, is not here"
   make_tools
   rm -rf "$wheels/raw" "$wheels"/*.whl
   for version in $versions; do
     python=$(find_python "$version")
-    # nanobind uses <cstdio> without saying so, and libc++ does not bring it along.
-    CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} quietly \
+    # nanobind uses <cstdio> without saying so, and libc++ does not bring it along. Frames are unwound by the system's
+    # library: glibc uses it to end a thread, and its notes cannot be read by another one that is linked in.
+    CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" LDFLAGS=$unwinder CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} quietly \
       "$python" -m pip wheel --no-deps --wheel-dir "$wheels/raw" \
       --config-settings "cmake.define.PENSTOCK_D3=$d3" \
       --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG" \

@@ -558,7 +558,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--penstock", type=pathlib.Path, default=pathlib.Path("build/release/penstock"))
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
-    parser.add_argument("--jobs", type=int, default=8, help="programs at once that may share the GPU")
+    parser.add_argument("--jobs", type=int, default=max(8, (os.cpu_count() or 0) // 4), help="programs at once that may share the GPU")
     parser.add_argument("--fixed", action="store_true", help="only run pairs: programs with their mistake and without")
     parser.add_argument("--overhead", action="store_true", help="only measure what the recorder costs")
     parser.add_argument("--peers", action="store_true", help="only ask other tools, as far as they are installed")
