@@ -9,7 +9,7 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/device/device.hpp>
-#include <penstock/doctor/link_measurement.hpp>
+#include <penstock/link/link_measurement.hpp>
 #include <penstock/loader/loader.hpp>
 #include <penstock/transfer/feed_model.hpp>
 

@@ -2,7 +2,7 @@
 
 #include "commands.hpp"
 
-#include <penstock/doctor/group_measurement.hpp>
+#include <penstock/link/group_measurement.hpp>
 
 #include <string>
 

@@ -2,7 +2,7 @@
 
 #include "commands.hpp"
 
-#include <penstock/doctor/link_measurement.hpp>
+#include <penstock/link/link_measurement.hpp>
 
 #include <string>
 

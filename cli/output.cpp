@@ -1,10 +1,10 @@
 #include "output.hpp"
 
 #include "commands.hpp"
+#include "core/shared/printable.hpp"
 #include "signals.hpp"
 
 #include <penstock/core/error.hpp>
-#include <penstock/core/printable.hpp>
 
 #include <fcntl.h>
 #include <fmt/format.h>

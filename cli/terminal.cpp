@@ -1,9 +1,9 @@
 #include "terminal.hpp"
 
+#include "core/shared/printable.hpp"
 #include "output.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/printable.hpp>
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

@@ -1,10 +1,10 @@
 #include "trace_page.hpp"
 
+#include "core/shared/printable.hpp"
 #include "page.hpp"
 #include "report_files.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/printable.hpp>
 #include <penstock/doctor/copy_rates.hpp>
 #include <penstock/doctor/timeline_excerpt.hpp>
 

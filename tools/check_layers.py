@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Fails on an #include that the layers do not allow: check_layers.py [ROOT].
 
-Checked are include/, src/, cli/, recorder/ and python/; tests and benchmarks may include anything.
+A layer may include its own headers, and the public and shared ones of the layers below it: <penstock/LAYER/...> is what users
+include, "LAYER/shared/..." is what higher layers may include besides. The rest of src/LAYER/ is the layer's own. Checked are
+include/, src/, cli/, recorder/ and python/; tests and benchmarks may include anything.
 """
 
 import pathlib
@@ -14,6 +16,7 @@ LAYERS = {
     "device": {"core"},
     "memory": {"core", "device"},
     "transfer": {"core", "device", "memory"},
+    "link": {"core", "device", "memory", "transfer"},
     "data": {"core"},
     "loader": {"core", "device", "memory", "transfer", "data"},
     "doctor": {"core", "device", "memory", "transfer"},
@@ -32,6 +35,9 @@ RECORDERS_HEADERS = (
     "doctor/python_files.hpp",
 )
 
+# The command and the package include what users include, and core's helpers, which know neither devices nor data.
+OURS_MAY_SHARE = ("core",)
+
 CHECKED = ("include", "src", "cli", "recorder", "python")
 SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
@@ -43,11 +49,12 @@ def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
     if ".." in parts or target.startswith("/"):
         return "a path that climbs out of its folder hides which layer it is of"
     public = parts[0] == "penstock"
+    shared = not public and len(parts) > 2 and parts[1] == "shared"
     layer = (parts[1] if public and len(parts) > 2 else parts[0]) if len(parts) > 1 else None
 
     if file.parts[0] in ("cli", "python"):
-        if not public and quote == '"' and layer in LAYERS:
-            return f"{file.parts[0]} includes public headers only"
+        if not public and quote == '"' and layer in LAYERS and not (shared and layer in OURS_MAY_SHARE):
+            return f"{file.parts[0]} includes public headers only, and {' and '.join(OURS_MAY_SHARE)}/shared"
         return FOR_IMPLEMENTERS if target == IMPLEMENTERS_HEADER else None
 
     if file.parts[0] == "recorder":
@@ -68,8 +75,8 @@ def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
         if layer != inside and layer not in LAYERS[inside]:
             allowed = ", ".join(sorted(LAYERS[inside])) or "no other layer"
             return f"{inside} may include {allowed}, not {layer}"
-        if layer != inside and not public:
-            return f"'{target}' is private to {layer}: include a public header of that layer"
+        if layer != inside and not public and not shared:
+            return f"'{target}' is private to {layer}: include a public or shared header of {layer}"
         if layer != inside and target == IMPLEMENTERS_HEADER:
             return FOR_IMPLEMENTERS
     return None

@@ -1,10 +1,10 @@
 #include "torch_order.hpp"
 
+#include "core/shared/start_thread.hpp"
 #include "interpreter_lock.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
-#include <penstock/core/start_thread.hpp>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

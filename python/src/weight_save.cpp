@@ -1,13 +1,13 @@
 #include "weight_save.hpp"
 
 #include "arrays.hpp"
+#include "core/shared/replace_file.hpp"
 #include "fetch.hpp"
 #include "frameworks.hpp"
 #include "interpreter_lock.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/replace_file.hpp>
 #include <penstock/data/save_weights.hpp>
 
 #include <nanobind/stl/filesystem.h>

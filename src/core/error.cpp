@@ -1,6 +1,7 @@
+#include "core/shared/printable.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/printable.hpp>
 
 #include <fmt/format.h>
 

@@ -1,9 +1,10 @@
+#include "core/shared/pause.hpp"
+#include "core/shared/start_thread.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/pause.hpp>
-#include <penstock/core/start_thread.hpp>
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include <penstock/core/printable.hpp>
+#include "core/shared/printable.hpp"
 
 #include <fmt/format.h>
 

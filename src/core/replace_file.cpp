@@ -1,6 +1,7 @@
+#include "core/shared/replace_file.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/core/file_error.hpp>
-#include <penstock/core/replace_file.hpp>
 
 #include <fcntl.h>
 #include <fmt/format.h>

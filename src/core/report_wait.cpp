@@ -1,5 +1,6 @@
-#include <penstock/core/report_wait.hpp>
-#include <penstock/core/start_thread.hpp>
+#include "core/shared/report_wait.hpp"
+
+#include "core/shared/start_thread.hpp"
 
 #include <dlfcn.h>
 

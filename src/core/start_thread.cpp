@@ -1,4 +1,4 @@
-#include <penstock/core/start_thread.hpp>
+#include "core/shared/start_thread.hpp"
 
 #include <pthread.h>
 #include <sys/prctl.h>

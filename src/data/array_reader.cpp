@@ -1,7 +1,7 @@
+#include "core/shared/gather_rows.hpp"
 #include "data/malformed.hpp"
 
 #include <penstock/core/error.hpp>
-#include <penstock/core/gather_rows.hpp>
 #include <penstock/data/readers.hpp>
 
 #include <fmt/format.h>

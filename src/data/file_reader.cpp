@@ -1,7 +1,8 @@
 #include "data/file_reader.hpp"
 
+#include "core/shared/gather_rows.hpp"
+
 #include <penstock/core/error.hpp>
-#include <penstock/core/gather_rows.hpp>
 
 #include <fmt/format.h>
 #include <sys/mman.h>

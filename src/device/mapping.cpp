@@ -1,4 +1,4 @@
-#include <penstock/device/mapping.hpp>
+#include "device/shared/mapping.hpp"
 
 #include <cstdint>
 #include <cstdio>

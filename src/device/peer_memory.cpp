@@ -1,5 +1,6 @@
+#include "device/shared/peer_memory.hpp"
+
 #include <penstock/device/backend.hpp>
-#include <penstock/device/peer_memory.hpp>
 
 #include <utility>
 

@@ -1,8 +1,9 @@
 #include "device/peer_trial.hpp"
 
+#include "core/shared/wait_quietly.hpp"
+#include "device/shared/trial_bytes.hpp"
+
 #include <penstock/core/error.hpp>
-#include <penstock/core/wait_quietly.hpp>
-#include <penstock/device/trial_bytes.hpp>
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include <penstock/device/trial_bytes.hpp>
+#include "device/shared/trial_bytes.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "loader/copy_pacer.hpp"
 
-#include <penstock/core/pause.hpp>
+#include "core/shared/pause.hpp"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
 #pragma once
 
 #include "loader/device_ring.hpp"
+#include "transfer/shared/copy_turns.hpp"
 
 #include <penstock/core/function_ref.hpp>
 #include <penstock/device/device.hpp>
-#include <penstock/transfer/copy_turns.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -1,9 +1,10 @@
 #include "loader/device_ring.hpp"
 
+#include "core/shared/report_wait.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/report_wait.hpp>
 
 #include <fmt/format.h>
 

@@ -1,9 +1,11 @@
 #pragma once
 
+#include "core/shared/polled_condition.hpp"
+#include "transfer/shared/event_pool.hpp"
+
 #include <penstock/core/feed_statistics.hpp>
 #include <penstock/core/fork.hpp>
 #include <penstock/core/function_ref.hpp>
-#include <penstock/core/polled_condition.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/loader/device_batch.hpp>
@@ -11,7 +13,6 @@
 #include <penstock/loader/loader_options.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/account.hpp>
-#include <penstock/transfer/event_pool.hpp>
 
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 #include "loader/feeders.hpp"
 
-#include <penstock/core/gather_rows.hpp>
+#include "core/shared/gather_rows.hpp"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
+#include "core/shared/wait_quietly.hpp"
 #include "loader/batch_parts.hpp"
 #include "loader/link_weights.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/wait_quietly.hpp>
 #include <penstock/data/batch_sampler.hpp>
 #include <penstock/loader/fill_ranks.hpp>
 #include <penstock/loader/rank_loader.hpp>

@@ -1,12 +1,12 @@
 #include "loader/group_loader_state.hpp"
 
+#include "core/shared/wait_quietly.hpp"
 #include "loader/loader_handle.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/wait_quietly.hpp>
 
 #include <fmt/format.h>
 

@@ -1,9 +1,10 @@
 #include "loader/peer_parts.hpp"
 
+#include "core/shared/pause.hpp"
+#include "device/shared/trial_bytes.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/pause.hpp>
-#include <penstock/device/trial_bytes.hpp>
 #include <penstock/memory/pool.hpp>
 
 #include <fmt/format.h>

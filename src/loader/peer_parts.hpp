@@ -1,10 +1,10 @@
 #pragma once
 
+#include "device/shared/peer_memory.hpp"
 #include "loader/batch_parts.hpp"
 
 #include <penstock/core/function_ref.hpp>
 #include <penstock/device/device.hpp>
-#include <penstock/device/peer_memory.hpp>
 #include <penstock/loader/device_batch.hpp>
 #include <penstock/loader/feed_plan.hpp>
 #include <penstock/memory/process_board.hpp>

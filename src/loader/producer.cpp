@@ -1,9 +1,9 @@
 #include "loader/producer.hpp"
 
+#include "core/shared/pause.hpp"
 #include "loader/plan_feed.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/pause.hpp>
 
 #include <algorithm>
 #include <span>

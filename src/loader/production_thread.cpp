@@ -1,6 +1,6 @@
 #include "loader/production_thread.hpp"
 
-#include <penstock/core/start_thread.hpp>
+#include "core/shared/start_thread.hpp"
 
 #include <utility>
 

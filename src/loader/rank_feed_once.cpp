@@ -1,10 +1,10 @@
 #include "loader/rank_feed_once.hpp"
 
+#include "core/shared/pause.hpp"
+#include "core/shared/wait_quietly.hpp"
 #include "loader/whole_batches.hpp"
 
 #include <penstock/core/error.hpp>
-#include <penstock/core/pause.hpp>
-#include <penstock/core/wait_quietly.hpp>
 
 #include <fmt/format.h>
 

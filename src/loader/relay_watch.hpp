@@ -1,9 +1,10 @@
 #pragma once
 
+#include "transfer/shared/relay_pace.hpp"
+
 #include <penstock/core/feed_statistics.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/loader/device_batch.hpp>
-#include <penstock/transfer/relay_pace.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,9 @@
 #include "memory/pool_state.hpp"
 
+#include "core/shared/wait_quietly.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/wait_quietly.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>

@@ -1,7 +1,8 @@
+#include "core/shared/pause.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
-#include <penstock/core/pause.hpp>
 #include <penstock/memory/process_board.hpp>
 
 #include <fcntl.h>

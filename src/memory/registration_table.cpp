@@ -1,8 +1,9 @@
 #include "memory/registration_table.hpp"
 
+#include "device/shared/mapping.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/device/mapping.hpp>
 
 #include <fmt/format.h>
 

@@ -1,6 +1,7 @@
+#include "core/shared/start_thread.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/core/fork.hpp>
-#include <penstock/core/start_thread.hpp>
 #include <penstock/memory/share_pages.hpp>
 
 #include <fmt/format.h>

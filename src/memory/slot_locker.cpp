@@ -1,6 +1,6 @@
 #include "memory/slot_locker.hpp"
 
-#include <penstock/core/start_thread.hpp>
+#include "core/shared/start_thread.hpp"
 
 #include <exception>
 #include <utility>

@@ -1,8 +1,9 @@
 #pragma once
 
+#include "core/shared/pause.hpp"
+
 #include <penstock/core/function_ref.hpp>
 #include <penstock/core/host_workers.hpp>
-#include <penstock/core/pause.hpp>
 
 #include <atomic>
 #include <chrono>

@@ -1,6 +1,6 @@
 #include "transfer/copy_lane.hpp"
 
-#include <penstock/core/wait_quietly.hpp>
+#include "core/shared/wait_quietly.hpp"
 
 namespace penstock {
 

@@ -1,4 +1,4 @@
-#include <penstock/transfer/copy_turns.hpp>
+#include "transfer/shared/copy_turns.hpp"
 
 namespace penstock {
 

@@ -1,3 +1,4 @@
+#include "core/shared/start_thread.hpp"
 #include "transfer/group_job.hpp"
 #include "transfer/group_member.hpp"
 #include "transfer/region_kind.hpp"
@@ -6,7 +7,6 @@
 #include <penstock/core/fork.hpp>
 #include <penstock/core/function_ref.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/start_thread.hpp>
 #include <penstock/device/topology.hpp>
 #include <penstock/transfer/group_engine.hpp>
 

@@ -1,10 +1,10 @@
 #pragma once
 
 #include "transfer/packed_plan.hpp"
+#include "transfer/shared/event_pool.hpp"
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/transfer/event_pool.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "transfer/group_member.hpp"
 
-#include <penstock/core/wait_quietly.hpp>
+#include "core/shared/wait_quietly.hpp"
 
 #include <algorithm>
 #include <chrono>

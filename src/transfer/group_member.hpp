@@ -2,6 +2,7 @@
 
 #include "transfer/chunk_filler.hpp"
 #include "transfer/group_job.hpp"
+#include "transfer/shared/relay_pace.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/function_ref.hpp>
@@ -9,7 +10,6 @@
 #include <penstock/device/device.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
-#include <penstock/transfer/relay_pace.hpp>
 
 #include <atomic>
 #include <cstddef>

@@ -1,13 +1,13 @@
 #include "transfer/paced_copier.hpp"
 
+#include "core/shared/pause.hpp"
+#include "core/shared/start_thread.hpp"
+#include "core/shared/wait_quietly.hpp"
 #include "transfer/part_sizes.hpp"
+#include "transfer/shared/copy_turns.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/pause.hpp>
-#include <penstock/core/start_thread.hpp>
-#include <penstock/core/wait_quietly.hpp>
-#include <penstock/transfer/copy_turns.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,9 +1,10 @@
 #include "transfer/packed_copier.hpp"
 
+#include "core/shared/start_thread.hpp"
+#include "core/shared/wait_quietly.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
-#include <penstock/core/start_thread.hpp>
-#include <penstock/core/wait_quietly.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <algorithm>

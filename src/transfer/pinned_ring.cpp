@@ -1,5 +1,6 @@
-#include <penstock/core/pause.hpp>
-#include <penstock/core/wait_quietly.hpp>
+#include "core/shared/pause.hpp"
+#include "core/shared/wait_quietly.hpp"
+
 #include <penstock/transfer/pinned_ring.hpp>
 
 #include <utility>

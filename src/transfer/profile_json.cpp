@@ -1,7 +1,8 @@
 #include "transfer/profile_json.hpp"
 
+#include "core/shared/replace_file.hpp"
+
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/replace_file.hpp>
 
 #include <fmt/format.h>
 

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "core/shared/pause.hpp"
 #include "transfer/copy_lane.hpp"
 #include "transfer/staged_job.hpp"
 #include "transfer/transfer_state.hpp"
 
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/host_workers.hpp>
-#include <penstock/core/pause.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/transfer/pinned_ring.hpp>
 

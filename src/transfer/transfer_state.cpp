@@ -1,7 +1,8 @@
 #include "transfer/transfer_state.hpp"
 
+#include "core/shared/wait_quietly.hpp"
+
 #include <penstock/core/error.hpp>
-#include <penstock/core/wait_quietly.hpp>
 
 #include <algorithm>
 #include <utility>

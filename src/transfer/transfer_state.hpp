@@ -1,6 +1,7 @@
 #pragma once
 
-#include <penstock/transfer/event_pool.hpp>
+#include "transfer/shared/event_pool.hpp"
+
 #include <penstock/transfer/transfer.hpp>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-#include <penstock/core/gather_rows.hpp>
+#include "core/shared/gather_rows.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
+#include "core/shared/pause.hpp"
 #include "support/fork.hpp"
 #include "support/threads.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/host_workers.hpp>
-#include <penstock/core/pause.hpp>
 
 #include <gtest/gtest.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-#include <penstock/core/polled_condition.hpp>
+#include "core/shared/polled_condition.hpp"
 
 #include <gtest/gtest.h>
 

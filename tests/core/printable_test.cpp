@@ -1,5 +1,6 @@
+#include "core/shared/printable.hpp"
+
 #include <penstock/core/error.hpp>
-#include <penstock/core/printable.hpp>
 
 #include <gtest/gtest.h>
 

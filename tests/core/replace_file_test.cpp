@@ -1,9 +1,10 @@
+#include "core/shared/replace_file.hpp"
+
 #include "support/fork.hpp"
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/file_error.hpp>
-#include <penstock/core/replace_file.hpp>
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
-#include "support/threads.hpp"
+#include "core/shared/start_thread.hpp"
 
-#include <penstock/core/start_thread.hpp>
+#include "support/threads.hpp"
 
 #include <gtest/gtest.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
+#include "core/shared/replace_file.hpp"
 #include "data/support.hpp"
 #include "data/weight_files.hpp"
 
 #include <penstock/core/error.hpp>
-#include <penstock/core/replace_file.hpp>
 #include <penstock/data/save_weights.hpp>
 #include <penstock/data/weights.hpp>
 

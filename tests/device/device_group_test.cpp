@@ -1,10 +1,10 @@
 #include "device/contract_suite.hpp"
 #include "device/cuda_fixture.hpp"
+#include "device/shared/trial_bytes.hpp"
 #include "support/faulty_backend.hpp"
 #include "support/wrong_bytes_backend.hpp"
 
 #include <penstock/device/device_group.hpp>
-#include <penstock/device/trial_bytes.hpp>
 
 #include <gmock/gmock.h>
 

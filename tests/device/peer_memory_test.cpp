@@ -1,11 +1,11 @@
+#include "device/shared/peer_memory.hpp"
+
 #include "device/contract_suite.hpp"
 #include "device/cuda_fixture.hpp"
+#include "device/shared/mapping.hpp"
 #include "support/device_cases.hpp"
 #include "support/fork.hpp"
 #include "support/other_process.hpp"
-
-#include <penstock/device/mapping.hpp>
-#include <penstock/device/peer_memory.hpp>
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>

@@ -45,8 +45,16 @@ class CheckLayers(unittest.TestCase):
         self.refuse("src/core/log.cpp", '  #  include "device/x.hpp"', "core may include no other layer, not device")
 
     def test_private_headers_of_another_layer_are_refused(self):
-        self.refuse("src/transfer/staged.cpp", '#include "core/pause.hpp"', "private to core")
+        self.refuse("src/transfer/staged.cpp", '#include "core/log_sink.hpp"', "private to core")
         self.refuse("src/memory/registration.cpp", '#include "device/host/mapping.hpp"', "private to device")
+
+    def test_shared_headers_of_lower_layers_are_accepted(self):
+        self.accept("src/transfer/staged.cpp", '#include "core/shared/pause.hpp"')
+        self.accept("src/device/shared/peer_memory.hpp", '#include "core/shared/pause.hpp"')
+        self.accept("src/device/cuda/driver.cpp", '#include "device/shared/mapping.hpp"')
+        self.refuse("src/core/log.cpp", '#include "device/shared/mapping.hpp"', "core may include no other layer, not device")
+        self.refuse("src/data/npy.cpp", '#include "memory/shared/pages.hpp"', "data may include core, not memory")
+        self.refuse("src/transfer/staged.cpp", '#include "device/host/shared/wire.hpp"', "private to device")
 
     def test_the_implementers_header_of_a_device_is_not_for_callers(self):
         include = "#include <penstock/device/backend.hpp>"
@@ -71,12 +79,17 @@ class CheckLayers(unittest.TestCase):
         for library in ("fmt/format.h", "nlohmann/json.hpp", "CLI/CLI.hpp", "zlib.h"):
             self.refuse("include/penstock/core/a.hpp", f"#include <{library}>", "do without this library")
         self.refuse("include/penstock/core/a.hpp", '#include "core/pause.hpp"', "no private ones")
+        self.refuse("include/penstock/core/a.hpp", '#include "core/shared/pause.hpp"', "no private ones")
 
-    def test_the_command_includes_public_headers_only(self):
+    def test_the_command_and_the_package_include_public_headers_and_helpers_of_core(self):
         self.accept("cli/main.cpp", "#include <penstock/transfer/transfer_engine.hpp>")
         self.accept("cli/main.cpp", '#include "table.hpp"')
         self.accept("cli/main.cpp", "#include <CLI/CLI.hpp>")
-        self.refuse("cli/main.cpp", '#include "core/pause.hpp"', "public headers only")
+        self.accept("cli/main.cpp", '#include "core/shared/printable.hpp"')
+        self.accept("python/src/module.cpp", '#include "core/shared/start_thread.hpp"')
+        for name in ("cli/main.cpp", "python/src/module.cpp"):
+            self.refuse(name, '#include "core/pause.hpp"', "public headers only")
+            self.refuse(name, '#include "device/shared/mapping.hpp"', "public headers only")
 
     def test_a_root_without_sources_is_refused(self):
         self.assertEqual(run({"readme.txt": "nothing to check"}).returncode, 1)

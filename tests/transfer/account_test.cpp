@@ -1,8 +1,8 @@
 #include "support/gate.hpp"
 #include "transfer/engine_fixture.hpp"
+#include "transfer/shared/event_pool.hpp"
 
 #include <penstock/transfer/account.hpp>
-#include <penstock/transfer/event_pool.hpp>
 
 #include <algorithm>
 #include <chrono>

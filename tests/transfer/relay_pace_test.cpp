@@ -1,4 +1,4 @@
-#include <penstock/transfer/relay_pace.hpp>
+#include "transfer/shared/relay_pace.hpp"
 
 #include <gtest/gtest.h>
 

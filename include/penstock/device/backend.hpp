@@ -3,7 +3,6 @@
 #include <penstock/device/device_info.hpp>
 #include <penstock/device/event.hpp>
 #include <penstock/device/memory_kind.hpp>
-#include <penstock/device/peer_memory.hpp>
 #include <penstock/device/requests.hpp>
 #include <penstock/device/stream.hpp>
 
@@ -68,7 +67,7 @@ class Backend {
   [[nodiscard]] virtual bool is_open_to_peers(const void* data) const = 0;
   [[nodiscard]] virtual void* device_address(void* locked) const = 0;
 
-  // Memory of other processes: see peer_memory.hpp.
+  // Memory of other processes: see PeerMemoryHandle.
   [[nodiscard]] virtual PeerMemoryHandle memory_export(const void* data) const = 0;
   /// The begin of the allocation in which the memory lies.
   [[nodiscard]] virtual void* memory_import(const PeerMemoryHandle& handle) = 0;

@@ -68,7 +68,7 @@ class Device {
 
   /// Device memory aligned to at least 256 bytes, contents undefined. Throws OutOfMemory.
   [[nodiscard]] void* allocate(std::size_t bytes) const;
-  /// The same, of memory that other processes may map (PeerMemory). A forked child does not have it mapped.
+  /// The same, of memory that other processes may map. A forked child does not have it mapped.
   [[nodiscard]] void* allocate_shared(std::size_t bytes) const;
   /// Takes memory of either.
   void deallocate(void* data) const noexcept;

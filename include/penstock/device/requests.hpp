@@ -3,6 +3,7 @@
 #include <penstock/core/dtype.hpp>
 #include <penstock/core/sample_run.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -102,5 +103,12 @@ struct OrderRequest {
 /// hold all their values; uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16 or
 /// float32.
 [[nodiscard]] bool can_widen(DType from, DType to) noexcept;
+
+/// Names memory of Device::allocate_shared to other processes of this host. A plain value: send its bytes.
+struct PeerMemoryHandle {
+  std::array<std::byte, 64> native{};  ///< CUipcMemHandle on cuda
+  std::uint64_t offset = 0;            ///< of the memory in the allocation that `native` names
+  std::uint64_t bytes = 0;             ///< from there to the allocation's end
+};
 
 }  // namespace penstock

@@ -5,11 +5,11 @@
 #include "device/cuda/kernels.hpp"
 #include "device/gather_rules.hpp"
 #include "device/order_rules.hpp"
+#include "device/shared/mapping.hpp"
 #include "device/split_rules.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/device/mapping.hpp>
 
 #include <fmt/format.h>
 #include <sys/sysinfo.h>

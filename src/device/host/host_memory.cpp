@@ -1,8 +1,9 @@
 #include "device/host/host_memory.hpp"
 
+#include "device/shared/mapping.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/device/mapping.hpp>
 
 #include <fmt/format.h>
 #include <sys/mman.h>

@@ -1,9 +1,9 @@
 #pragma once
 
 #include "device/host/wire.hpp"
+#include "device/shared/peer_memory.hpp"
 
 #include <penstock/core/shared_pages.hpp>
-#include <penstock/device/peer_memory.hpp>
 
 #include <chrono>
 #include <cstddef>

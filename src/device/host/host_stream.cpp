@@ -1,12 +1,12 @@
 #include "device/host/host_stream.hpp"
 
+#include "core/shared/start_thread.hpp"
 #include "device/host/gather.hpp"
 #include "device/host/host_event.hpp"
 #include "device/host/split.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/start_thread.hpp>
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "device/host/wire.hpp"
 
-#include <penstock/core/pause.hpp>
+#include "core/shared/pause.hpp"
 
 #include <algorithm>
 #include <thread>

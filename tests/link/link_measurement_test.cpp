@@ -4,7 +4,7 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/host_workers.hpp>
-#include <penstock/doctor/link_measurement.hpp>
+#include <penstock/link/link_measurement.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include <penstock/doctor/link_measurement.hpp>
+#include <penstock/link/link_measurement.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <penstock/device/device_group.hpp>
-#include <penstock/doctor/group_measurement.hpp>
+#include <penstock/link/group_measurement.hpp>
 #include <penstock/memory/buffer.hpp>
 #include <penstock/memory/pool.hpp>
 #include <penstock/memory/registration.hpp>

@@ -1,6 +1,6 @@
-#include "doctor/group_bench.hpp"
+#include "link/group_bench.hpp"
 
-#include "doctor/link_bench.hpp"
+#include "link/link_bench.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>

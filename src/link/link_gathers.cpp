@@ -1,8 +1,8 @@
-#include "doctor/link_steps.hpp"
+#include "core/shared/gather_rows.hpp"
+#include "link/link_steps.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/core/gather_rows.hpp>
 
 #include <fmt/format.h>
 

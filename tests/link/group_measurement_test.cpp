@@ -3,7 +3,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/doctor/group_measurement.hpp>
+#include <penstock/link/group_measurement.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

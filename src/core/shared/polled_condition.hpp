@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/core/pause.hpp>
+#include "core/shared/pause.hpp"
 
 #include <atomic>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "doctor/link_bench.hpp"
+#include "link/link_bench.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>

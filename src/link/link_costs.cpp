@@ -1,4 +1,4 @@
-#include "doctor/link_steps.hpp"
+#include "link/link_steps.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/copy_bytes.hpp>

@@ -1,19 +1,11 @@
 #pragma once
 
 #include <penstock/device/device.hpp>
+#include <penstock/device/requests.hpp>
 
-#include <array>
 #include <cstddef>
-#include <cstdint>
 
 namespace penstock {
-
-/// Names memory of Device::allocate_shared to other processes of this host. A plain value: send its bytes.
-struct PeerMemoryHandle {
-  std::array<std::byte, 64> native{};  ///< CUipcMemHandle on cuda
-  std::uint64_t offset = 0;            ///< of the memory in the allocation that `native` names
-  std::uint64_t bytes = 0;             ///< from there to the allocation's end
-};
 
 /// Names `data` and the bytes behind it, up to the end of their allocation. Does not block. Throws
 /// InvalidArgument if it is not device memory of this device, Unsupported if the memory was not made by

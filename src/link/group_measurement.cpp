@@ -1,9 +1,9 @@
-#include "doctor/group_bench.hpp"
-#include "doctor/link_bench.hpp"
+#include "link/group_bench.hpp"
+#include "link/link_bench.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/doctor/group_measurement.hpp>
+#include <penstock/link/group_measurement.hpp>
 #include <penstock/transfer/group_engine.hpp>
 
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <penstock/core/host_workers.hpp>
-#include <penstock/doctor/link_measurement.hpp>
+#include <penstock/link/link_measurement.hpp>
 #include <penstock/memory/buffer.hpp>
 #include <penstock/memory/pool.hpp>
 

@@ -1,8 +1,8 @@
-#include "doctor/link_steps.hpp"
+#include "link/link_steps.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/doctor/link_measurement.hpp>
+#include <penstock/link/link_measurement.hpp>
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <penstock/device/device_group.hpp>
-#include <penstock/doctor/link_measurement.hpp>
+#include <penstock/link/link_measurement.hpp>
 #include <penstock/transfer/group_profile.hpp>
 
 #include <cstddef>

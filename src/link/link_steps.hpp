@@ -1,6 +1,6 @@
 #pragma once
 
-#include "doctor/link_bench.hpp"
+#include "link/link_bench.hpp"
 
 #include <penstock/transfer/transfer_engine.hpp>
 
