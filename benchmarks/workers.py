@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from penstock import _core
-from penstock._doctor import Watch, _Examination
+from penstock._doctor.examination import Watch, _Examination
 
 BATCH = 16
 

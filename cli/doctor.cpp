@@ -28,7 +28,7 @@ namespace {
 /// The package may lack the doctor, or be missing. What the user's file lacks is told by Python.
 constexpr const char* kProgram = R"(import sys
 try:
-    from penstock._doctor_command import main
+    from penstock._doctor.command import main
 except ModuleNotFoundError as error:
     if (error.name or '').partition('.')[0] != 'penstock':
         raise

@@ -43,8 +43,8 @@ SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
 
 
-def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
-    """Why `file` (relative to the root) may not include `target`; None if it may."""
+def problem(root: pathlib.Path, file: pathlib.PurePath, quote: str, target: str) -> str | None:
+    """Why `file` (relative to `root`) may not include `target`; None if it may."""
     parts = target.split("/")
     if ".." in parts or target.startswith("/"):
         return "a path that climbs out of its folder hides which layer it is of"
@@ -53,7 +53,9 @@ def problem(file: pathlib.PurePath, quote: str, target: str) -> str | None:
     layer = (parts[1] if public and len(parts) > 2 else parts[0]) if len(parts) > 1 else None
 
     if file.parts[0] in ("cli", "python"):
-        if not public and quote == '"' and layer in LAYERS and not (shared and layer in OURS_MAY_SHARE):
+        own = file.parts[0] == "python" and (root / "python" / "src" / target).is_file()
+        shares = shared and layer in OURS_MAY_SHARE
+        if not public and quote == '"' and layer in LAYERS and not own and not shares:
             return f"{file.parts[0]} includes public headers only, and {' and '.join(OURS_MAY_SHARE)}/shared"
         return FOR_IMPLEMENTERS if target == IMPLEMENTERS_HEADER else None
 
@@ -92,7 +94,7 @@ def check(root: pathlib.Path) -> list[str]:
             file = path.relative_to(root)
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 match = INCLUDE.match(line)
-                reason = match and problem(file, *match.groups())
+                reason = match and problem(root, file, *match.groups())
                 if reason:
                     found.append(f"{file}:{number}: {line.strip()}: {reason}")
     return found

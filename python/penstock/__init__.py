@@ -7,24 +7,25 @@ back = penstock.to_host(on_gpu)
 penstock.move_(model, "cuda")                        # a module, in place
 """
 
+from . import _pickled_names as _pickled_names
 from ._core import Array, DeviceInfo, __version__
 from ._devices import devices, missing_devices
-from ._doctor import diagnose
+from ._doctor.examination import diagnose
+from ._doctor.verdict import LoaderVerdict
+from ._doctor.worth import Worth, worth
 from ._errors import Closed, DeviceError, Error, InvalidArgument, NotShardedWarning, OutOfMemory, Unsupported
-from ._feed import Feed, feed
-from ._loader import Loader
-from ._modules import move_
-from ._nests import register_batch_type
+from ._feed.workers import worker_memory_limit
+from ._feed.wrapper import Feed, feed
+from ._loader.loader import Loader
+from ._loader.sampler import Sampler
+from ._loader.shared_dataset import SharedDataset
+from ._move.modules import move_
+from ._move.nests import register_batch_type
+from ._move.saving import PendingSave, save_safetensors
+from ._move.transfers import to_device, to_host
+from ._move.weights import SafetensorsInfo, TensorInfo, load_safetensors, safetensors_info
 from ._process_group import ProcessGroup
-from ._sampler import Sampler
-from ._saving import PendingSave, save_safetensors
-from ._shared_dataset import SharedDataset
 from ._statistics import FeedStatistics, LoaderStatistics
-from ._transfers import to_device, to_host
-from ._verdict import LoaderVerdict
-from ._weights import SafetensorsInfo, TensorInfo, load_safetensors, safetensors_info
-from ._worker_feed import worker_memory_limit
-from ._worth import Worth, worth
 
 __all__ = [
     "Array",

@@ -10,8 +10,8 @@ from typing import Any
 from . import _core, _others
 from ._checks import whole
 from ._errors import InvalidArgument
-from ._sampler import share
-from ._shared_dataset import _job, _local_processes
+from ._loader.sampler import share
+from ._loader.shared_dataset import _job, _local_processes
 
 
 class ProcessGroup:

@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from penstock import _worker_feed
+from penstock._feed import workers as _worker_feed
 from support import HAS_GPU, gpu
 
 # host:late=1 poisons destinations when a copy is enqueued and writes them as late as ordering allows. A forgotten wait

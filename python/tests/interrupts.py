@@ -35,7 +35,7 @@ class CtrlC:
 
 def is_penstocks(frame):
     """True in penstock's code, unless the garbage collector has called it."""
-    if os.path.dirname(frame.f_code.co_filename) != os.path.dirname(penstock.__file__):
+    if not frame.f_code.co_filename.startswith(os.path.join(os.path.dirname(penstock.__file__), "")):
         return False
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock._verdict import Timings
+from penstock._doctor.verdict import Timings
 
 HAS_GPU = any(device.backend == "cuda" for device in penstock.devices())
 

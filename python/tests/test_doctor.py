@@ -18,10 +18,19 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import penstock
 from penstock import _core
-from penstock._doctor import UNTRIED_TIMEOUT, Watch, _Examination, _numbers_to_try, _Order, _reason, _Run, examine
-from penstock._doctor_stages import NOTHING, Staged, may_share_memory
-from penstock._doctor_streams import Endless, Worker, _digest, rows_of, share_samples
-from penstock._verdict import Timings
+from penstock._doctor.examination import (
+    UNTRIED_TIMEOUT,
+    Watch,
+    _Examination,
+    _numbers_to_try,
+    _Order,
+    _reason,
+    _Run,
+    examine,
+)
+from penstock._doctor.stages import NOTHING, Staged, may_share_memory
+from penstock._doctor.streams import Endless, Worker, _digest, rows_of, share_samples
+from penstock._doctor.verdict import Timings
 
 BOX = 0.05
 SLOW = 0.2  # what a planted stage takes for a batch, far more than all others take on a busy machine
@@ -136,7 +145,9 @@ def diagnose(loader, all_numbers=False, **options):
     """With no worker and as many as are configured, or with `all_numbers` of them."""
     with workers_are_ended(), pytest.MonkeyPatch.context() as patch:
         if not all_numbers:
-            patch.setattr("penstock._doctor._numbers_to_try", lambda _, configured, batches: sorted({0, configured}))
+            patch.setattr(
+                "penstock._doctor.examination._numbers_to_try", lambda _, configured, batches: sorted({0, configured})
+            )
         return penstock.diagnose(loader, seconds=BOX, **options)
 
 
@@ -189,8 +200,8 @@ def test_numbers_of_workers_are_tried_whatever_their_start_takes(monkeypatch, pr
         result.batches = [(0.05, 0.0, 0.05)]
         return result
 
-    monkeypatch.setattr("penstock._doctor._core.processors", lambda: processors)
-    monkeypatch.setattr("penstock._doctor._Examination.run", planted)
+    monkeypatch.setattr("penstock._doctor.examination._core.processors", lambda: processors)
+    monkeypatch.setattr("penstock._doctor.examination._Examination.run", planted)
     verdict = diagnose(DataLoader(Samples(60), 1, num_workers=1), all_numbers=True)
     assert list(verdict.timings.by_workers) == [1, 2] + ([4, 8] if processors == 8 else []) + [0]
     assert ids(verdict)[1:] == ["slow-start"] and verdict.findings[0].id == "more-workers"
@@ -212,7 +223,7 @@ def one_of_four_threads(monkeypatch):
 
     monkeypatch.setattr("torch.get_num_threads", lambda: threads[-1])
     monkeypatch.setattr("torch.set_num_threads", threads.append)
-    monkeypatch.setattr("penstock._doctor._Examination.run", planted)
+    monkeypatch.setattr("penstock._doctor.examination._Examination.run", planted)
     return threads, runs
 
 
@@ -245,7 +256,7 @@ def test_threads_are_given_back_after_an_error(one_of_four_threads, monkeypatch)
             raise LookupError
         return planted(examination, what, clone)
 
-    monkeypatch.setattr("penstock._doctor._Examination.run", failing)
+    monkeypatch.setattr("penstock._doctor.examination._Examination.run", failing)
     with pytest.raises(LookupError):
         diagnose(DataLoader(Samples(), 4))
     assert one_of_four_threads[0] == [4, 1, 4]
@@ -362,7 +373,7 @@ class OnlyHere(Samples):
 
 
 def test_numbers_of_workers_that_fail_are_told(monkeypatch):
-    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 2)
+    monkeypatch.setattr("penstock._doctor.examination._core.processors", lambda: 2)
     verdict = diagnose(DataLoader(OnlyHere(Shared("the file is open\nin another process")), 4), all_numbers=True)
     assert list(verdict.timings.by_workers) == [0]
     notes = [note for note in verdict.timings.notes if "worker" in note]
@@ -376,8 +387,8 @@ class Unsendable(Samples):
 
 
 def test_workers_that_send_nothing_are_waited_for_once(monkeypatch):
-    monkeypatch.setattr("penstock._doctor.UNTRIED_TIMEOUT", 3.0)
-    monkeypatch.setattr("penstock._doctor._numbers_to_try", lambda *facts: [0, 1, 2, 4])
+    monkeypatch.setattr("penstock._doctor.examination.UNTRIED_TIMEOUT", 3.0)
+    monkeypatch.setattr("penstock._doctor.examination._numbers_to_try", lambda *facts: [0, 1, 2, 4])
     verdict = diagnose(DataLoader(Unsendable(), 4, collate_fn=list), all_numbers=True)
     assert list(verdict.timings.by_workers) == [0]
     [note] = [note for note in verdict.timings.notes if "worker" in note]
@@ -403,8 +414,8 @@ class LateInOneWorker(Samples):
     ids=["own error", "own timeout"],
 )
 def test_other_numbers_are_tried_after_another_error(monkeypatch, loader, tried):
-    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 4)
-    monkeypatch.setattr("penstock._doctor._numbers_to_try", lambda *facts: [0, 1, 2, 4])
+    monkeypatch.setattr("penstock._doctor.examination._core.processors", lambda: 4)
+    monkeypatch.setattr("penstock._doctor.examination._numbers_to_try", lambda *facts: [0, 1, 2, 4])
     verdict = diagnose(loader, all_numbers=True)
     assert list(verdict.timings.by_workers) == tried
     notes = [note for note in verdict.timings.notes if "not measured:" in note and "worker" in note]
@@ -547,7 +558,7 @@ def test_a_stream_that_works_only_here_is_measured_without_workers(monkeypatch):
                 raise Shared("the file is open in another process")
             yield from super().__iter__()
 
-    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 1)
+    monkeypatch.setattr("penstock._doctor.examination._core.processors", lambda: 1)
     verdict = diagnose(DataLoader(OnlyHereToo(), 4), all_numbers=True)
     assert list(verdict.timings.by_workers) == [0] and verdict.timings.shared is None
     assert any("Shared: the file is open" in note for note in verdict.timings.notes)
@@ -740,7 +751,7 @@ def test_a_watch_sees_pinning_and_copies(monkeypatch):
             super().begins(what, *more)
             self.before = {**getattr(self, "before", {}), what: self.batches}
 
-    monkeypatch.setattr("penstock._doctor._gpu", lambda device, torch: (torch.device("cpu"), []))
+    monkeypatch.setattr("penstock._doctor.examination._gpu", lambda device, torch: (torch.device("cpu"), []))
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
     monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor.clone())
     watch = Counted()
@@ -804,7 +815,7 @@ def test_whatmay_share_memory(one, other, may):
 @pytest.mark.parametrize("promised", [True, False])
 @pytest.mark.filterwarnings("error:This DataLoader will create")
 def test_more_workers_than_processors_are_measured_only_if_they_are_promised_to_pay(monkeypatch, promised):
-    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 1)
+    monkeypatch.setattr("penstock._doctor.examination._core.processors", lambda: 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     monkeypatch.setattr(Timings, "promises", lambda timings, workers: promised and workers < 4)
     verdict = diagnose(DataLoader(Samples(), 4), all_numbers=True)
@@ -823,15 +834,15 @@ def test_how_busy_processes_are():
 
 
 def test_workers_that_do_not_fit_into_shared_memory_are_left_out(monkeypatch):
-    monkeypatch.setattr("penstock._doctor._core.processors", lambda: 4)
-    monkeypatch.setattr("penstock._doctor._free_shared_memory", lambda: 400)
+    monkeypatch.setattr("penstock._doctor.examination._core.processors", lambda: 4)
+    monkeypatch.setattr("penstock._doctor.examination._free_shared_memory", lambda: 400)
     verdict = diagnose(DataLoader(Samples(), 4), all_numbers=True)
     assert set(verdict.timings.by_workers) == {0, 1}
     assert verdict.timings.left_out == [2, 4, 8, 16]
 
 
 def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(monkeypatch):
-    monkeypatch.setattr("penstock._doctor._free_shared_memory", lambda: 4 * 4 * 4)
+    monkeypatch.setattr("penstock._doctor.examination._free_shared_memory", lambda: 4 * 4 * 4)
     verdict = diagnose(DataLoader(Samples(), 4), all_numbers=True)
     assert list(verdict.timings.by_workers) == [0]
     assert "1 worker was not tried: the batches would not fit into /dev/shm." in verdict.timings.notes

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from penstock import _doctor_command
-from penstock._doctor_progress import Progress
+from penstock._doctor import command as _doctor_command
+from penstock._doctor.progress import Progress
 
 PROGRAM = """
     import multiprocessing, torch
@@ -102,7 +102,7 @@ def run_here(*arguments):
 def start_main(folder, *arguments, text=PROGRAM, file="train_it.py", **options):
     """Runs the command in a Python of its own."""
     (folder / file).write_text(textwrap.dedent(text))
-    program = "import sys; from penstock._doctor_command import main; sys.exit(main(*sys.argv[1:]))"
+    program = "import sys; from penstock._doctor.command import main; sys.exit(main(*sys.argv[1:]))"
     words = [sys.executable, "-c", program, str(folder / file), *arguments]
     return subprocess.run(words, capture_output=True, text=True, cwd=folder.parent, timeout=600, check=False, **options)
 
@@ -296,7 +296,7 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
         "        return index\n"
         "loader = data.DataLoader(Slow(), num_workers=1)\n"
     )
-    program = "import sys; from penstock._doctor_command import main; sys.exit(main('slow.py', 'loader', '60', '', ''))"
+    program = "import sys; from penstock._doctor.command import main; sys.exit(main('slow.py', 'loader', '60', '', ''))"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         worker = int(process.stdout.readline().split()[1])
         process.send_signal(signal.SIGTERM)
@@ -314,7 +314,7 @@ def start_command(folder, text):
         "import signal, sys\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it may be ignored, as it is in background jobs
-        "from penstock._doctor_command import main\n"
+        "from penstock._doctor.command import main\n"
         "sys.exit(main('slow.py', 'loader', '60', '', ''))"
     )
     pipe = subprocess.PIPE
@@ -373,7 +373,7 @@ def test_a_dataset_that_catches_the_interrupt_does_not_go_on(tmp_path, workers):
 
 def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("penstock._doctor_progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("penstock._doctor.progress.time.monotonic", lambda: clock[0])
     master, terminal = pty.openpty()
     reader, pipe = os.pipe()
     for descriptor, read in ((terminal, master), (pipe, reader)):
@@ -413,7 +413,7 @@ def test_a_loader_that_hangs_is_told(tmp_path):
         "loader = data.DataLoader(Hanging(), num_workers=1)\n"
     )
     program = (
-        "import sys; from penstock import _doctor_command as command; from penstock._doctor_progress import Progress\n"
+        "import sys; from penstock import _doctor_command as command; from penstock._doctor.progress import Progress\n"
         "command.Progress = lambda: Progress(patience=0.1)\n"
         "sys.exit(command.main('hangs.py', 'loader', '60', '', ''))"
     )

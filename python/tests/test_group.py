@@ -11,7 +11,7 @@ import penstock
 import safetensors_files as files
 from penstock import _core
 from penstock._engines import engine_for, group_for
-from penstock._transfers import expander_for
+from penstock._move.transfers import expander_for
 from support import same
 
 LARGE = 3 << 20

@@ -12,7 +12,7 @@ import safetensors_files as files
 import stand_in_torch
 from fake_driver import LARGE, LATE_NS, SOON_NS, driver, over_the_fake_driver, random_bytes
 from penstock._engines import engine_for, group_for
-from penstock._transfers import expander_for
+from penstock._move.transfers import expander_for
 
 GPUS = ["cuda:0", "cuda:1"]
 

@@ -745,7 +745,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 FORK_IN_FLIGHT = """
 import numpy, os, penstock, signal
 from penstock._engines import engine_for
-from penstock._transfers import expander_for
+from penstock._move.transfers import expander_for
 engine = engine_for("host:latency=600e6")  # ten minutes
 engine.send(numpy.zeros(1 << 20), expander_for(engine))
 assert engine.in_flight() == 1

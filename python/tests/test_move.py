@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import _modules
+from penstock._move import modules as _modules
 from support import same
 
 HOST = torch.device("cpu")

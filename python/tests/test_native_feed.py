@@ -34,7 +34,9 @@ from torch.utils.data import (
 
 import penstock
 from interrupts import CtrlC, alarms, taken_amid_alarms
-from penstock import _core, _native_feed, _samplers
+from penstock import _core
+from penstock._feed import native as _native_feed
+from penstock._loader import samplers as _samplers
 
 COUNT = 97
 NATIVELY = "the dataset is tensors, whose samples are gathered without worker processes"

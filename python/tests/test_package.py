@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import pathlib
+import pickle
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +13,8 @@ import sysconfig
 import pytest
 
 import penstock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_version_and_devices():
@@ -46,6 +50,21 @@ def test_stubs_are_those_of_the_module(tmp_path):
     )
     kept = importlib.resources.files(penstock) / "_core.pyi"
     assert made.read_text() == kept.read_text(), "run tools/python.sh stubs"
+
+
+@pytest.mark.parametrize(
+    "module, name", [("_feed", "feed"), ("_loader", "Loader"), ("_sampler", "Sampler"), ("_verdict", "LoaderVerdict")]
+)
+def test_pickles_from_when_all_modules_lay_in_one_folder_are_read(module, name):
+    assert pickle.loads(f"cpenstock.{module}\n{name}\n.".encode()) is getattr(penstock, name)
+
+
+def test_the_recorder_knows_the_files_whose_iterators_wait():
+    header = (ROOT / "src/doctor/recording_format.hpp").read_text()
+    files = re.findall(r'"penstock/(.+?\.py)"', header)
+    assert len(files) == 3
+    for file in files:
+        assert "    def __next__(self)" in (importlib.resources.files(penstock) / file).read_text(), file
 
 
 def test_errors_are_also_pythons_own():
@@ -107,7 +126,7 @@ def test_metadata_says_licence_and_what_the_readme_says():
 
 
 def test_an_index_shows_no_link_that_leads_nowhere():
-    source = pathlib.Path(__file__).parent.parent / "readme_metadata.py"
+    source = ROOT / "python" / "readme_metadata.py"
     specification = importlib.util.spec_from_file_location("readme_metadata", source)
     readme_metadata = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(readme_metadata)

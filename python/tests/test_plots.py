@@ -4,7 +4,7 @@ import pytest
 
 import penstock
 from penstock import _plots
-from penstock._worth import Row
+from penstock._doctor.worth import Row
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

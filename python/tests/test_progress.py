@@ -9,7 +9,8 @@ import pytest
 
 import penstock
 import safetensors_files as files
-from penstock import _progress, _weights
+from penstock import _progress
+from penstock._move import weights as _weights
 
 
 class Terminal(io.StringIO):

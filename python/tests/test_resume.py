@@ -678,7 +678,7 @@ def test_a_state_of_another_order_changes_nothing(change, message):
 
 
 def test_a_pytorch_that_draws_in_another_way_is_refused(monkeypatch):
-    from penstock import _indices
+    from penstock._loader import indices as _indices
 
     _indices.draws_as_known.cache_clear()
     monkeypatch.setattr(RandomSampler, "__iter__", lambda self: iter(range(len(self.data_source))))

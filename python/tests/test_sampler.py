@@ -268,7 +268,7 @@ def test_native_loaders_take_its_indices_in_arrays(device, count, monkeypatch):
     data = TensorDataset(torch.arange(count))
     orders = by_loader(2, count=count, shuffle=True, rank=0, world_size=2)
     sampler = penstock.Sampler(data, shuffle=True, rank=0, world_size=2)
-    monkeypatch.setattr(penstock._sampler.Draw, "numbers", None)
+    monkeypatch.setattr(penstock._loader.sampler.Draw, "numbers", None)
     fed = penstock.feed(DataLoader(data, batch_size=100, sampler=sampler), device)
     assert [ids(fed) for _ in orders] == [cut(order, 100) for order in orders]
     loader = penstock.Loader(data, sampler=sampler, batch_size=100, device=device)
@@ -278,7 +278,7 @@ def test_native_loaders_take_its_indices_in_arrays(device, count, monkeypatch):
 
 
 def test_only_plain_samplers_are_asked_for_arrays():
-    from penstock import _indices
+    from penstock._loader import indices as _indices
 
     class Odd(penstock.Sampler):
         def __iter__(self):

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 import penstock
-from penstock import _samplers
+from penstock._loader import samplers as _samplers
 
 COUNT = 97
 
@@ -440,7 +440,7 @@ def test_an_order_that_is_drawn_when_asked_is_pytorchs(count):
 
 
 def test_only_pytorchs_own_samplers_are_drawn_as_tensors(monkeypatch):
-    from penstock import _indices
+    from penstock._loader import indices as _indices
 
     for sampler in of_pytorch(None)[:12]:
         assert _indices.pieces_of(sampler) is not None, sampler
@@ -457,7 +457,7 @@ def test_only_pytorchs_own_samplers_are_drawn_as_tensors(monkeypatch):
 
 
 def test_looking_whether_pytorch_draws_so_leaves_its_random_state():
-    from penstock import _indices
+    from penstock._loader import indices as _indices
 
     _indices.draws_as_known.cache_clear()
     torch.manual_seed(9)

@@ -16,7 +16,8 @@ import torch
 
 import penstock
 import safetensors_files as files
-from penstock import _core, _saving
+from penstock import _core
+from penstock._move import saving as _saving
 from support import place
 
 TORCH_TYPES = {

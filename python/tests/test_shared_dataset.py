@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import _shared_dataset
+from penstock._loader import shared_dataset as _shared_dataset
 from ranks import PATIENCE_S, answers, start
 
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "5"))

@@ -8,10 +8,11 @@ import pytest
 import penstock
 import stand_in_torch
 from fake_driver import ENDLESS, LARGE, LATE_NS, SMALL, driver, over_the_fake_driver, random_bytes, wait_until_idle
-from penstock import _core, _worker_feed
+from penstock import _core
 from penstock._engines import engine_for, group_for
-from penstock._shared_slots import Received
-from penstock._transfers import expander_for
+from penstock._feed import workers as _worker_feed
+from penstock._feed.slots import Received
+from penstock._move.transfers import expander_for
 
 over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
 

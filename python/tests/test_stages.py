@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 import penstock
-from penstock import _shared_slots
-from penstock._shared_slots import Slots
-from penstock._stages import Stages, watch_batches, watch_fetch, workers_of
+from penstock._feed import slots as _shared_slots
+from penstock._feed.slots import Slots
+from penstock._feed.stages import Stages, watch_batches, watch_fetch, workers_of
 
 BATCH = 4
 LONG_S = 0.06  # of a batch, in what is to set the pace

@@ -27,7 +27,7 @@ from fake_driver import (
 )
 from penstock import _core
 from penstock._engines import engine_for
-from penstock._transfers import expander_for
+from penstock._move.transfers import expander_for
 
 
 def take(array, stream):

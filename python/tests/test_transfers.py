@@ -14,7 +14,7 @@ import torch
 import penstock
 from penstock import _core, _others
 from penstock._engines import engine_for
-from penstock._transfers import expander_for
+from penstock._move.transfers import expander_for
 from support import place, same
 
 Point = collections.namedtuple("Point", "x y")

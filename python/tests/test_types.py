@@ -22,7 +22,7 @@ for batch in penstock.feed(loader, group=None, resumable=True):
     reveal_type(batch)  # Any
 for each in penstock.feed(pairs, group=["cuda:0", "cuda:1"]):
     reveal_type(each)  # list[tuple[int, str]]
-reveal_type(penstock.feed(fed))  # penstock._feed.Feed[tuple[int, str]]
+reveal_type(penstock.feed(fed))  # penstock._feed.wrapper.Feed[tuple[int, str]]
 reveal_type(len(fed))  # int
 reveal_type(fed.describe())  # list[str]
 reveal_type(fed.stats().samples_per_second)  # float

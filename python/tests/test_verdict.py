@@ -5,7 +5,7 @@ import json
 import pytest
 
 import penstock
-from penstock import _verdict
+from penstock._doctor import verdict as _verdict
 from support import times
 
 

@@ -17,8 +17,9 @@ import torch
 
 import penstock
 import safetensors_files as files
-from penstock import _core, _weights
+from penstock import _core
 from penstock._engines import engine_for
+from penstock._move import weights as _weights
 from support import forgotten, place
 
 DTYPES = {

@@ -13,7 +13,8 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 import penstock
-from penstock import _core, _worker_feed
+from penstock import _core
+from penstock._feed import workers as _worker_feed
 from worker_loaders import COUNT, DEVICES, SHARED, Counting, Growing, Tensors, equal, kept, noise, slots_of
 
 pytestmark = pytest.mark.usefixtures("no_worker_leaks")

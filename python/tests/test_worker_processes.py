@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import penstock
-from penstock import _worker_feed
+from penstock._feed import workers as _worker_feed
 from worker_loaders import AllEqual, Heavy, Tensors, check_all_free, equal, kept, slots_of
 
 pytestmark = pytest.mark.usefixtures("no_worker_leaks")

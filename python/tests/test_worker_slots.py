@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import penstock
-from penstock import _shared_slots, _worker_feed
+from penstock._feed import slots as _shared_slots
+from penstock._feed import workers as _worker_feed
 from support import run_in_threads, same
 from worker_loaders import (
     COUNT,

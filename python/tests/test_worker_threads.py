@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import penstock
-from penstock import _worker_feed
+from penstock._feed import workers as _worker_feed
 
 pytestmark = pytest.mark.usefixtures("no_worker_leaks")
 

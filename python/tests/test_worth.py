@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import penstock
-from penstock._worth import Row
+from penstock._doctor.worth import Row
 
 
 def row(size=1, cpu=10.0, kernel=1.0, h2d=4.0, d2h=1.0):

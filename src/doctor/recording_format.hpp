@@ -42,9 +42,9 @@ struct LoaderKind {
   std::string_view name;  ///< in a report
 };
 inline constexpr LoaderKind kLoaders[] = {{"torch/utils/data/dataloader.py", "DataLoader.__next__"},
-                                          {"penstock/_loader.py", "penstock.Loader.__next__"},
-                                          {"penstock/_feed.py", "penstock.feed.__next__"},
-                                          {"penstock/_native_feed.py", "penstock.feed.__next__"},
+                                          {"penstock/_loader/loader.py", "penstock.Loader.__next__"},
+                                          {"penstock/_feed/iterator.py", "penstock.feed.__next__"},
+                                          {"penstock/_feed/native.py", "penstock.feed.__next__"},
                                           {"", "penstock::Loader::next"}};
 inline constexpr std::size_t kCompiledLoader = std::size(kLoaders) - 1;
 

@@ -72,7 +72,7 @@ TEST_F(Doctor, TellsPythonWhatToExamine) {
 
 TEST_F(Doctor, RunsAProgramThatImportsThePackage) {
   write_python("eval \"echo verdict >&$7\"; [ \"$1\" = -c ] && echo \"$2\"");
-  EXPECT_THAT(examine().output, HasSubstr("from penstock._doctor_command import main"));
+  EXPECT_THAT(examine().output, HasSubstr("from penstock._doctor.command import main"));
 }
 
 TEST_F(Doctor, SplitsTheNameOffAtTheLastColon) {

@@ -1174,9 +1174,11 @@ TEST_F(Recorder, SeesWaitsForPenstocksOwnLoaders) {
   if (pythons.empty()) GTEST_SKIP() << "there is no Python 3.10 to 3.14";
   command_.environment.push_back("PYTHONPATH=" + path("lib/site-packages"));
   write("lib/site-packages/penstock/__init__.py", "");
-  for (const std::string module : {"_loader", "_feed", "_native_feed", "_other"}) {
+  for (const std::string module : {"_loader.loader", "_feed.iterator", "_feed.native", "_feed.other"}) {
     SCOPED_TRACE(module);
-    write("lib/site-packages/penstock/" + module + ".py", kPackage);
+    std::string file = module;
+    std::ranges::replace(file, '.', '/');
+    write("lib/site-packages/penstock/" + file + ".py", kPackage);
     std::string program = kTraining;
     program.replace(program.find("torch.utils.data.dataloader"), 27, "penstock." + module);
     write("train.py", program);
@@ -1184,13 +1186,13 @@ TEST_F(Recorder, SeesWaitsForPenstocksOwnLoaders) {
         command_.run({"doctor", "--json", path("report.json"), "--", *pythons.begin(), path("train.py")});
     ASSERT_EQ(result.status, 0) << result.errors;
     const json report = read_report();
-    if (module == "_other") {
+    if (module == "_feed.other") {
       EXPECT_THAT(found_in(report), Not(Contains("waiting-for-data")));
       continue;
     }
     EXPECT_EQ(places_in(report)["waiting-for-data"], path("train.py") + "(13): batches");
-    EXPECT_THAT(result.errors,
-                HasSubstr(module == "_loader" ? "penstock.Loader.__next__" : "penstock.feed.__next__"));
+    EXPECT_THAT(result.errors, HasSubstr(module == "_loader.loader" ? "penstock.Loader.__next__"
+                                                                    : "penstock.feed.__next__"));
     EXPECT_THAT(result.errors, HasSubstr("change: print(loader.stats())"));
   }
 }

@@ -91,6 +91,11 @@ class CheckLayers(unittest.TestCase):
             self.refuse(name, '#include "core/pause.hpp"', "public headers only")
             self.refuse(name, '#include "device/shared/mapping.hpp"', "public headers only")
 
+    def test_pythons_folders_may_be_named_like_layers(self):
+        module = {"python/src/module.cpp": '#include "loader/native_loader.hpp"\n'}
+        self.assertEqual(run(module | {"python/src/loader/native_loader.hpp": ""}).returncode, 0)
+        self.assertIn("public headers only", run(module | {"src/loader/native_loader.hpp": ""}).stderr)
+
     def test_a_root_without_sources_is_refused(self):
         self.assertEqual(run({"readme.txt": "nothing to check"}).returncode, 1)
 

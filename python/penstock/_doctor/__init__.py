@@ -1,0 +1,1 @@
+"""diagnose: where the time of a DataLoader's loop goes, and what would change it."""

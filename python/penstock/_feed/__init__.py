@@ -1,0 +1,1 @@
+"""feed: another library's loader, whose batches arrive on a device."""

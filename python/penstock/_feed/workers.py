@@ -1,0 +1,386 @@
+"""feed around a DataLoader with workers: they put their batches into shared slots, which the device reads."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import _core, _others
+from .._checks import whole
+from .._engines import close_at_exit, engine_for
+from .._errors import Unsupported
+from .receivers import Receivers
+from .slots import Received, Slots
+from .stages import monotonic
+
+_MOST_SLOT_BYTES = 8 << 30  # addresses of each slot; a larger batch goes as any batch does
+_PAGES = 2 << 20
+_limit: int | None = None
+_granted = 0  # guarded by the lock
+_lock = threading.Lock()
+_given_back: collections.deque[int] = collections.deque()  # not yet taken from what is granted
+
+
+def worker_memory_limit(limit: int | None = None) -> int:
+    """The bytes of shared memory that DataLoaders' workers may fill with batches on their way, all feeds together.
+
+    `limit`: sets it; 0: no batch goes through shared slots. Without it, a quarter of the memory that this process may
+    use, shared between the processes that torchrun started on this machine. Memory is taken as batches need it, and a
+    batch that finds no room goes as DataLoader sends it. What feeds have already is not taken back. Raises
+    InvalidArgument for what is not a number of bytes. Thread-safe.
+    """
+    global _limit
+    if limit is not None:
+        _limit = whole("limit", limit, 0, what="a number of bytes")
+    return _core.host_memory_bytes() // 4 // _others.processes_of_host() if _limit is None else _limit
+
+
+def granted() -> int:
+    """The bytes that all feeds have."""
+    _grant(0, 0)
+    return _granted
+
+
+def _grant(count: int, limit: int) -> bool:
+    """Adds `count` to what is granted, unless that passes the limit."""
+    global _granted
+    with _lock:
+        while _given_back:
+            _granted -= _given_back.popleft()
+        fits = _granted + count <= limit
+        _granted += count if fits else 0
+    return fits
+
+
+def _give_back(granted: list[int]) -> None:
+    _given_back.append(sum(granted))  # without the lock, which this thread may hold: the garbage collector calls this
+
+
+class _Workers:
+    """What a loader has of its workers, kept in the loader, so that it goes with it: the epochs of persistent workers,
+    by the devices that receive. Neither copied nor pickled with the loader."""
+
+    def __init__(self, loader: Any):
+        self._loader = weakref.ref(loader)
+        self.lock = threading.RLock()  # code of the user's runs meanwhile: it may begin another epoch
+        self.epochs: dict[str, WorkerEpoch] = {}
+        self.off = ""  # why its batches are to come without slots
+
+    @classmethod
+    def of(cls, loader: Any) -> _Workers:
+        with _registry:
+            known = vars(loader).get(_NAME)
+            if known is None or known._loader() is not loader:
+                known = vars(loader)[_NAME] = cls(loader)
+            return known
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
+_NAME = "_penstock_workers"
+_registry = threading.Lock()  # of what loaders have, and of:
+_all_processes: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _budget() -> tuple[int, int]:
+    return worker_memory_limit(), granted()
+
+
+def _most_bytes() -> int:
+    """The most that a slot may take. These are addresses only: memory is taken as it is written."""
+    return min(_MOST_SLOT_BYTES, max(worker_memory_limit(), 1))
+
+
+class WorkerFeed:
+    """What a feed has for its loader's workers: their slots, kept from epoch to epoch. Thread-safe."""
+
+    def __init__(self, receivers: Receivers):
+        self._receivers = receivers
+        self._own: _Pool | None = None  # for workers that do not stay
+        self.pool: _Pool | None = None  # of the latest epoch
+        self._why = ""
+
+    def begin(self, feed: Any) -> Iterator[Any] | None:
+        """The loader's next epoch. None if its batches come as they do without penstock."""
+        self._why = _why_ordinary(feed.loader)
+        if self._why:
+            return None
+        workers = _Workers.of(feed.loader)
+        with workers.lock:
+            try:
+                epoch = self._epoch(feed, workers)
+            except (Unsupported, _Ordinary) as reason:
+                self._why = str(reason)
+                return None
+            self.pool = epoch.pool
+            return epoch
+
+    def _epoch(self, feed: Any, workers: _Workers) -> WorkerEpoch:
+        loader = feed.loader
+        if _keeps_iterator(loader):
+            if loader._initial_iter_for_state_dict:
+                raise _Ordinary("its state was asked for, which started its workers")
+            loader._iterator = None  # ends the workers of an epoch that was left
+        # A worker has some batches under way. The device has those that were sent, and the consumer has one.
+        each = loader.prefetch_factor - (-(feed.prefetch_depth + 3) // loader.num_workers)
+        if not loader.persistent_workers:
+            if self._own is None or not self._own.serves(loader.num_workers, each):
+                self._own = _Pool(self._receivers.specs[0], loader.num_workers, each)
+            return WorkerEpoch(loader, self._own)
+        key = self._receivers.name
+        epoch = workers.epochs.get(key)
+        if epoch is not None and all(process.is_alive() for process in epoch.pool.processes):
+            return epoch.again(loader)
+        if loader._iterator is not None:
+            raise _Ordinary("its persistent workers were started without penstock.feed")
+        pool = _Pool(self._receivers.specs[0], loader.num_workers, each)
+        epoch = workers.epochs[key] = WorkerEpoch(loader, pool)
+        return epoch
+
+    def why_ordinary(self) -> str:
+        """Why the latest epoch's workers do not fill slots; empty if they do, or if there are none."""
+        return "" if self._why == _NONE else self._why
+
+    def describe(self, loader: Any) -> list[str]:
+        why = _why_ordinary(loader) or self._why
+        if why:
+            return [f"worker processes send their batches as they do without penstock: {why}"] if why != _NONE else []
+        return ["worker processes put their batches into shared memory", *(self.pool.describe() if self.pool else ())]
+
+
+class _Ordinary(Exception):
+    """Why an epoch's batches come as they do without penstock."""
+
+
+class _Pool(Slots):
+    """The slots of one set of workers at a time. They grow as batches need it, within the limit of all feeds. They are
+    locked for one device; the others of a group read them, too."""
+
+    def __init__(self, spec: str, workers: int, each: int):
+        self._engine = engine_for(spec)
+        super().__init__(workers, each, _most_bytes(), self._engine.numa_node)
+        self._workers = workers
+        self._epoch: Callable[[], WorkerEpoch | None] = lambda: None  # the latest
+        self.processes: list[Any] = []
+        self.workers: Callable[[], _Workers | None] = lambda: None
+        self._granted = [0] * self.shared.slots
+        self._refused: tuple[int, tuple[int, int]] | None = None  # what was wanted, and the budget then
+        self._too_large = 0  # bytes
+        self.off = ""
+        weakref.finalize(self, _give_back, self._granted).atexit = False
+        close_at_exit(self)
+
+    def close(self) -> None:
+        """Ends the thread that locks slots. Those that are not locked stay so."""
+        self.shared.end_locks()
+
+    def serves(self, workers: int, each: int) -> bool:
+        """True if new workers may have the slots: none of the earlier ones is left, who might still write, and nobody
+        who might still ask for what these sent."""
+        fits = (self._workers, self.each, self.shared.most_bytes) == (workers, each, _most_bytes())
+        if not fits or self.shared.retired or self._epoch() is not None:
+            return False
+        self.prune()
+        return not self.processes
+
+    def prune(self) -> None:
+        """Forgets processes that have ended, each of which has open files here."""
+        self.processes = [process for process in self.processes if process.is_alive()]
+
+    def start(self, loader: Any, epoch: WorkerEpoch) -> tuple[Any, Any]:
+        """A copy of the loader whose workers write into the slots, and its iterator."""
+        data = sys.modules["torch.utils.data"]
+        self._epoch = weakref.ref(epoch)
+        self.shared.reclaim()
+        self._return_lent()
+        twin = object.__new__(type(loader))
+        writer = self.writer(loader.collate_fn, loader.collate_fn is data.default_collate)
+        own = {_NAME: None, "_iterator": None, "collate_fn": writer}
+        if self._engine.is_cuda:
+            own["pin_memory"] = False  # slots are locked, and `feed` pins what has its own `pin_memory()`
+        vars(twin).update(vars(loader) | own)
+        before = _core.forks_are_workers(True)
+        try:
+            iterator = iter(twin)
+        finally:
+            _core.forks_are_workers(before)
+        self.processes = list(getattr(iterator, "_workers", ()))
+        with _registry:
+            _all_processes.update(self.processes)
+        if _keeps_iterator(loader):
+            # The loader's state is that of its iterator. A state that was loaded is used up.
+            loader._iterator, loader.next_iter_state = iterator, twin.next_iter_state
+        return twin, iterator
+
+    def again(self, twin: Any, loader: Any) -> Any:
+        """The iterator of the next epoch of persistent workers."""
+        self._return_lent()
+        kept = {name: vars(twin)[name] for name in (_NAME, "_iterator", "collate_fn", "pin_memory")}
+        vars(twin).update(vars(loader) | kept)
+        return iter(twin)
+
+    def _return_lent(self) -> None:
+        """Frees slots whose batches workers may have inherited, unless such workers are left. Its own persistent ones
+        are older than all its batches."""
+        with _registry:
+            others = list(_all_processes.difference(self.processes))
+        if not any(process.is_alive() for process in others):
+            self.shared.return_lent()
+
+    def open(self, received: Received) -> tuple[Any, Any]:
+        """The batch and its slot, which is locked for the device if it can be, off the way: until then, its batches
+        travel as others do."""
+        if received.wanted > min(self._granted) and self._may_have(received.wanted):
+            self._grow(received.wanted)
+        slot = received.slot
+        if slot is not None and self._engine.is_cuda:
+            self.shared.lock_soon(slot, self._engine)
+        return received.batch, slot
+
+    def sent(self, slot: Any, flight: Any) -> None:
+        """Called when the batch is on its way and its host arrays are dropped. If some are left, an object has kept
+        them, and its user may copy them behind our back, from memory that PyTorch takes for pinned."""
+        if slot.locked and slot.is_seen(flight):
+            place = self._granted.index(max(self._granted))
+            _kept.append((slot, self._granted[place]))
+            self._granted[place] = 0  # it stays granted
+            self.turn_off("objects in them keep arrays on the host")
+            for number in range(self.shared.slots):
+                self.shared.allow(number, 0)
+
+    def turn_off(self, why: str) -> None:
+        """From here on the loader's batches come without slots."""
+        self.off = why
+        workers = self.workers()
+        if workers is not None:
+            workers.off = why
+            workers.epochs.clear()  # their workers, which persist, end with the epoch
+
+    def _may_have(self, wanted: int) -> bool:
+        """False if there is no use in asking for that much room."""
+        if wanted > self.shared.most_bytes:
+            self._too_large = max(wanted, self._too_large)
+            return False
+        refused = self._refused is not None and wanted >= self._refused[0] and self._refused[1] == _budget()
+        return not refused and not self.off
+
+    def _grow(self, wanted: int) -> None:
+        most = max(self._granted)
+        self._refused = None
+        if 0 < most < wanted and self._give_room(wanted * 5 // 4):  # not all batches are alike
+            return
+        if not self._give_room(wanted):
+            self._refused = wanted, _budget()
+
+    def _give_room(self, wanted: int) -> bool:
+        """Gives all slots that room; false if the limit forbids it to some."""
+        room = min(-(-wanted // _PAGES) * _PAGES, self.shared.most_bytes)
+        limit = worker_memory_limit()
+        # The first slot of each worker, then the second one: if not all fit the limit, all workers have some.
+        for place in range(self.each):
+            for number in range(place, self.shared.slots, self.each):
+                before = self._granted[number]
+                if before >= room:
+                    continue
+                self._granted[number] = room  # first, so that Ctrl-C loses nothing
+                if not _grant(room - before, limit):
+                    self._granted[number] = before
+                    return False
+                self.shared.allow(number, room)
+        return True
+
+    def describe(self) -> list[str]:
+        if self.off:
+            return [f"but no longer: {self.off}"]
+        large, retired = sum(granted > 0 for granted in self._granted), self.shared.retired
+        lines = [f"{large} of {self.shared.slots} slots have room, {sum(self._granted) >> 20} MiB in all"]
+        if retired:
+            lines.append(f"{retired} of them are used no more: processes that were forked may read them")
+        if self._refused:
+            lines.append("worker_memory_limit allows no more")
+        if self._too_large:
+            lines.append(f"a batch of {self._too_large} bytes is larger than a slot may be: {self.shared.most_bytes}")
+        if self.shared.why_not_locked:
+            lines.append(f"the device does not read them where they lie: {self.shared.why_not_locked}")
+        return lines
+
+
+class WorkerEpoch:
+    """An epoch of workers that fill slots. Gives what they send."""
+
+    def __init__(self, loader: Any, pool: _Pool):
+        self.pool = pool
+        pool.workers = weakref.ref(_Workers.of(loader))
+        self._twin, self._iterator = pool.start(loader, self)
+
+    def again(self, loader: Any) -> WorkerEpoch:
+        """The next epoch of persistent workers."""
+        self._iterator = self.pool.again(self._twin, loader)
+        return self
+
+    def __iter__(self) -> WorkerEpoch:
+        return self
+
+    def __next__(self) -> Any:
+        self.pool.asked = monotonic()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self.pool.prune()
+            raise
+        if type(batch) is not Received:
+            self.pool.turn_off("its workers are threads, which share this process's memory")
+        return batch
+
+    def is_ready(self) -> bool:
+        """True if a batch has come from the workers and was not asked for, or if PyTorch's iterator does not tell."""
+        iterator = self._iterator
+        try:
+            return len(iterator._task_info.get(iterator._rcvd_idx, ())) == 2 or not iterator._data_queue.empty()
+        except AttributeError:
+            return True
+
+
+def _stateful() -> Any:
+    """torchdata's StatefulDataLoader; None if the program does not use it."""
+    module = sys.modules.get("torchdata.stateful_dataloader")
+    return getattr(module, "StatefulDataLoader", None)
+
+
+def _keeps_iterator(loader: Any) -> bool:
+    """True for a StatefulDataLoader: it keeps its iterator, which has its state."""
+    stateful = _stateful()
+    return stateful is not None and isinstance(loader, stateful)
+
+
+_kept: list[tuple[Any, int]] = []  # slots that are never free again, and their bytes
+_NONE = "it has none"
+
+
+def _why_ordinary(loader: Any) -> str:
+    """Why a loader's workers cannot fill slots; empty if they can."""
+    module = sys.modules.get("torch.utils.data.dataloader")
+    if module is None or not isinstance(loader, module.DataLoader) or not loader.num_workers:
+        return _NONE
+    theirs, known = type(loader), _stateful() if _keeps_iterator(loader) else module.DataLoader
+    if theirs.__iter__ is not known.__iter__ or theirs._get_iterator is not known._get_iterator:
+        return f"a {theirs.__name__} iterates in its own way"
+    if _keeps_iterator(loader) and loader.persistent_workers:
+        return f"the workers of a {theirs.__name__} are persistent"
+    if any(hasattr(theirs, name) or name not in vars(loader) for name in ("collate_fn", "pin_memory", "_iterator")):
+        return f"a {theirs.__name__} keeps its collate_fn in its own way"
+    if hasattr(theirs, "__del__") or any(vars(base).get("__slots__") for base in theirs.__mro__):
+        return f"a {theirs.__name__} cannot be copied"
+    if vars(loader).get(_NAME) is not None and _Workers.of(loader).off:
+        return _Workers.of(loader).off
+    if worker_memory_limit() == 0:
+        return "worker_memory_limit is 0"
+    return ""

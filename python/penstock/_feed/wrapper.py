@@ -1,0 +1,483 @@
+"""feed: another library's loader, with its batches on the device."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar, overload
+
+from .. import _core, _others
+from .._checks import attribute, whole
+from .._engines import resolve
+from .._errors import InvalidArgument
+from .._process_group import ProcessGroup
+from .._statistics import FeedStatistics
+from .iterator import FeedIterator
+from .native import NativeFeed, begin_native, may_be_native, not_for_processes, why_not_native
+from .receivers import Receivers
+from .resume import Placed, TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
+from .static import StaticBatches, check
+from .workers import WorkerFeed
+
+Batch = TypeVar("Batch")
+
+
+@overload
+def feed(
+    loader: Iterable[Batch],
+    device: Any = "auto",
+    prefetch_depth: int = 2,
+    *,
+    sharded: bool = False,
+    native: bool = True,
+    static: bool = False,
+    resumable: bool = False,
+    group: ProcessGroup | None = None,
+) -> Feed[Batch]: ...
+@overload
+def feed(
+    loader: Iterable[Batch],
+    device: Any = "auto",
+    prefetch_depth: int = 2,
+    *,
+    sharded: bool = False,
+    native: bool = True,
+    resumable: bool = False,
+    group: Iterable[Any],
+) -> Feed[list[Batch]]: ...
+def feed(
+    loader: Iterable[Any],
+    device: Any = "auto",
+    prefetch_depth: int = 2,
+    *,
+    sharded: bool = False,
+    native: bool = True,
+    static: bool = False,
+    resumable: bool = False,
+    group: Any = None,
+) -> Feed[Any]:
+    """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
+
+    `loader` is any iterable of batches, such as a DataLoader. A batch is any nest that `to_device` takes. Each becomes
+    one packed transfer on a copy stream. When a batch is handed out, PyTorch's current stream waits for it, and the
+    host does not. Batches stay valid for as long as they are kept.
+
+    Order, length, errors and state are those of the loader. `iter()` begins an epoch as the loader's does: workers
+    start, and the same is drawn from PyTorch's random state. If a batch raises, the exception comes in that batch's
+    place, and the next `next()` goes on as the loader does. If the loader has `state_dict`, `load_state_dict` and
+    `set_epoch`, the feed has them too. The state is that of the batch that was handed out, without those read ahead.
+
+    Around a DataLoader whose sampler is `penstock.Sampler`, alone or in PyTorch's BatchSampler, a feed has a state of
+    its own: the place in the epoch, which can be loaded with another number of processes, another batch size and other
+    `num_workers`. `resumable=True` asks for a state, and is an InvalidArgument if none can be kept. If samples are
+    gathered natively, it also keeps one for PyTorch's SequentialSampler, RandomSampler and DistributedSampler, whose
+    order stays PyTorch's. The rest of such an epoch, once it is resumed, takes nothing from PyTorch's random state.
+
+    Around a loader that Accelerate prepared, batches go to Accelerate's device. Its `end_of_dataloader` and `remainder`
+    are those of the batch that was handed out. A feed of a feed is a feed of the inner one's loader.
+
+    If a batch has its own `to(device)`, that is called; for a GPU, its `pin_memory()` is called before. See also
+    `register_batch_type`.
+
+    If several processes train together and nothing shards the loader's samples, a NotShardedWarning says what to
+    write, once, when iteration begins. `sharded=True` says that they are sharded.
+
+    If the loader is a DataLoader whose dataset is a TensorDataset, or a Subset of one, its samples are gathered
+    natively, without worker processes: the same batches in the same order, and the same random state afterwards. The
+    loader must be a plain DataLoader with the default collate_fn, and its workers must have no worker_init_fn of the
+    user's. The tensors are read in place: they may change between epochs, but not while one is under way. A dataset
+    whose samples are the rows of tensors says so with a property `__penstock_tensors__`, a tuple or dict of them, in
+    the class that has `__getitem__`. `native=False` turns this off, and `describe()` says what was done and why.
+
+    If a DataLoader has worker processes (`num_workers` above 0), they put their batches into shared memory, which a
+    GPU reads where it lies; see `worker_memory_limit`. On the host, a batch keeps a part of that memory for as long as
+    one of its arrays is kept. Pageable batches of other loaders that have a `num_workers` above 0 are moved in the
+    background, by threads of penstock. If this process itself makes the batches for a GPU, PyTorch's threads, which
+    have just made them, copy tensors of 1 MiB and more into pinned memory: other threads would take their cores. An
+    iterable around a loader with workers must pass on its `num_workers`.
+
+    `static=True` is for captured graphs, by `torch.cuda.graph` or `torch.compile(mode="reduce-overhead")`: batches
+    arrive in turn at `prefetch_depth` + 1 fixed sets of addresses, as the same tensor objects, which are marked with
+    `torch._dynamo.mark_static_address`. So one captured graph for each set reads its input where it arrives. Batches of
+    other shapes, such as a smaller last one, have sets of their own. To keep a batch, or a view of it, is then an error
+    (InvalidArgument), as soon as the next one needs its memory; nothing is overwritten that somebody keeps. One place
+    is taken by the batch that the loop's variable still holds while the next one is asked for, so `prefetch_depth` - 1
+    batches are ahead. If memory of the dataset is replaced in a native feed, there are new addresses. A batch must be
+    plain arrays of the host, in any nest; for others it is a TypeError.
+
+    `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
+    gives lists with one batch for each device, as `Loader(group=...)` does. Each byte crosses one link, if the devices
+    reach each other's memory: see `to_device`. If one device fails or has no memory for a batch, the error comes in
+    that batch's place. Or a `ProcessGroup`: each of its processes has one device and feeds an equal DataLoader, whose
+    sampler gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch, or
+    all of it if the devices do not reach each other's memory. It is then an InvalidArgument if samples cannot be
+    gathered natively, and an Error if the samplers differ. A group excludes `static`.
+
+    All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
+    handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
+    early leaves produced batches unused. Iterate within one stream context: a batch's memory belongs to the stream that
+    was current when it was sent.
+
+    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. "auto" is PyTorch's current GPU, otherwise
+    the first one, otherwise the host. `prefetch_depth`: 0 and up; with `static`, 1 and up. Raises InvalidArgument for
+    other values, and DeviceError in a DataLoader's worker process.
+    """
+    options = dict(sharded=sharded, native=native, static=static, resumable=resumable, group=group)
+    return Feed(loader, device, prefetch_depth, **options)
+
+
+class Feed(Generic[Batch]):
+    """The result of `feed`: an iterable with the length and the attributes of the loader that it wraps.
+
+    Attributes whose names begin with an underscore stay the loader's own. Assigning to an attribute of the loader
+    assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0.
+    """
+
+    _own = frozenset(
+        {"loader", "device", "devices", "prefetch_depth", "sharded", "native", "static", "resumable", "group"}
+    )
+    _held = 1  # batches that the loop holds while it asks for the next one
+
+    def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
+        kind = _kind_of(_unwrapped(loader), options.get("resumable", False)) if cls is Feed else cls
+        return object.__new__(kind)
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: Any = "auto",
+        prefetch_depth: int = 2,
+        *,
+        sharded: bool = False,
+        native: bool = True,
+        static: bool = False,
+        resumable: bool = False,
+        group: Any = None,
+    ):
+        loader = _unwrapped(loader)
+        self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
+        _others.refuse_what_gives_no_batches(loader)
+        self.loader = loader
+        self.sharded = bool(sharded)
+        self.native = bool(native)
+        self.static = bool(static)
+        self.resumable = bool(resumable)
+        self.group = list(group) if isinstance(group, Iterable) and not isinstance(group, str) else group
+        if self.group is not None and self.static:
+            raise InvalidArgument("static=True delivers to fixed addresses of one device: leave group out.")
+        self._set_receivers(device)
+        self._order = self._find_order()
+        self._state: Any = None
+        self._turn = 0  # of the iterator whose state is the feed's
+        engine = self._receivers.engine
+        if self.static:
+            check(engine, self.prefetch_depth)
+        self._refuse_unless_all_may_get_it()
+
+    def _set_receivers(self, device: Any) -> None:
+        self._receivers = Receivers(device, self.group)
+        self.device, self.devices = self._receivers.name, self._receivers.specs
+
+    def _refuse_unless_all_may_get_it(self) -> None:
+        why = "" if self._receivers.processes is None else why_not_native(self)
+        if why:
+            raise not_for_processes(why)
+
+    def _find_order(self) -> Any:
+        """What keeps this feed's place; None if its loader does, or nobody. Raises InvalidArgument if nobody can and
+        `resumable` asks for it."""
+        if _others.keeps_state(self.loader):
+            return None
+        order = sampler_of(self.loader)
+        if order is None and self.resumable:
+            if may_overtake(self.loader):
+                raise unresumable("batches of its workers may overtake each other", "Leave in_order=False out")
+            why = why_not_native(self)
+            if why:
+                raise unresumable(why)
+            order = torch_order_of(self.loader)
+        return order
+
+    @property
+    def _needs_native(self) -> bool:
+        """True if the place can be kept only while samples are gathered natively."""
+        return isinstance(self._order, TorchOrder)
+
+    @property
+    def _is_resumed(self) -> bool:
+        """True if the next epoch goes on in PyTorch's order, which drew its seeds before."""
+        return self._needs_native and self._order._beginning()["consumed"] > 0
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.static:
+            check(self._receivers.engine, self.prefetch_depth)
+        self._refuse_unless_all_may_get_it()
+        ordinary = functools.partial(FeedIterator, self)
+        return begin_native(self, ordinary) if may_be_native(self) else ordinary().start()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "loader" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _STATE_NAMES:
+            raise AttributeError(f"{type(self.loader).__name__} has no working {name}")
+        if name == "dataset" and not _others.is_prepared(self.loader):
+            _others.refuse_to_be_rebuilt(sys._getframe(1))
+        return getattr(self.loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name.startswith("_") or name in self._own or not hasattr(self.loader, name)):
+            setattr(self.loader, name, value)
+            return
+        if name in ("loader", "native") and self.__dict__.get("_order") is not None:
+            raise InvalidArgument(
+                f"This feed keeps its place by its DataLoader's sampler, so that its {name} cannot be replaced: make "
+                "another feed."
+            )
+        object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple:
+        options = {name: getattr(self, name) for name in ("sharded", "native", "static", "resumable", "group")}
+        again = functools.partial(feed, **options)
+        device = "auto" if self._receivers.together else self._receivers.name
+        return again, (self.loader, device, self.prefetch_depth)
+
+    def __repr__(self) -> str:
+        dataset = attribute(self.loader, "dataset")
+        of = "" if dataset is None else f" of a {type(dataset).__name__}"
+        names = [name for name in ("sharded", "static", "resumable") if getattr(self, name)]
+        options = ["", *(f"{name}=True" for name in names), *([] if self.native else ["native=False"])]
+        return (
+            f"<penstock.feed of a {type(self.loader).__name__}{of} on {self._receivers.name}, "
+            f"prefetch_depth={self.prefetch_depth}{', '.join(options)}>"
+        )
+
+    def stats(self) -> FeedStatistics:
+        """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading. If
+        some batches were gathered natively and others not, it is the account of those like the latest."""
+        return FeedStatistics(self._receivers.name, lambda: self._counted.stats(), lambda: self._counted.timeline())
+
+    def device_stats(self) -> list[_core.FeedStatistics]:
+        """Of a group of devices, if samples are gathered natively: as Loader.device_stats. If not, `describe()` says
+        how many bytes each link has carried, and this is an InvalidArgument."""
+        if not self._receivers.together:
+            raise InvalidArgument("This feed has one device, over its own link: use stats().")
+        if self._native.counted is None:
+            raise InvalidArgument(
+                "No account of each device is kept, since the batches are those that the loader makes: stats() is the "
+                "account of all, and describe() says how many bytes each link has carried."
+            )
+        return self._native.counted.device_stats()
+
+    def describe(self) -> list[str]:
+        """Lines that say how the batches are made, and why. They hold for the epoch that is under way, or else the next
+        one. May make the native loader, as iterating does."""
+        lines = self._native.describe(self)
+        if self.static:
+            lines.append(f"batches arrive, in turn, at {self._sets} fixed sets of addresses")
+        if self._receivers.together and not self._native.makes_batches:
+            lines += self._describe_links()
+        return lines
+
+    def _describe_links(self) -> list[str]:
+        carried = zip(self.devices, self._receivers.group.carried(), strict=True)
+        return [
+            "batches of 1 MiB and more go once over the links of all devices that reach each other, smaller ones over "
+            "each",
+            "links: carried so far, with all else that was sent to these devices together, by "
+            + ", ".join(f"{spec} {count} bytes" for spec, count in carried),
+        ]
+
+    @functools.cached_property
+    def _account(self) -> _core.FeedAccount:
+        return _core.FeedAccount(self._receivers.engine, self.prefetch_depth)
+
+    @functools.cached_property
+    def _native(self) -> NativeFeed:
+        return NativeFeed(self._receivers)
+
+    @functools.cached_property
+    def _workers(self) -> WorkerFeed:
+        return WorkerFeed(self._receivers)
+
+    @property
+    def _sets(self) -> int:
+        """The number of sets of addresses, if the batches are static."""
+        return self.prefetch_depth + self._held
+
+    @functools.cached_property
+    def _static(self) -> StaticBatches:
+        return StaticBatches()
+
+    @property
+    def _counted(self) -> Any:
+        """What has the account of the latest iteration."""
+        return self._native.counted or self._account
+
+    def _beginning(self) -> Any:
+        """The state in which the next iteration begins; None: that of the loader."""
+
+    def _follow(self) -> Callable[[Any], Any] | None:
+        """Called before an iteration: what tells the state after the batch that its source has just given. None: there
+        is no state."""
+
+    def _begin_turn(self, beginning: Any) -> int:
+        """From here on, the feed's state is that of the iterator with this number."""
+        self._state = beginning
+        self._turn += 1
+        return self._turn
+
+    def _note(self, turn: int, state: Any) -> None:
+        if turn == self._turn:
+            self._state = state
+
+    def _warn(self) -> None:
+        if not self.sharded and self._receivers.processes is None:  # whose processes need the same samples
+            _others.warn_unless_sharded(self.loader, "penstock.feed")
+        _others.warn_of_lost_accumulation(self.loader, "penstock.feed")
+
+
+class _Stateful:
+    """The methods of a feed whose loader keeps a state."""
+
+    def state_dict(self: Any) -> Any:
+        """The loader's state after the batch that was handed out last, without those that were read ahead."""
+        return self.loader.state_dict() if self._state is None else copy.deepcopy(self._state)
+
+    def load_state_dict(self: Any, state: Any) -> None:
+        """Passes a state to the loader. The next iteration begins there; earlier iterators keep no state."""
+        self.loader.load_state_dict(state)
+        self._begin_turn(None)
+
+    def _follow(self: Any) -> Callable[[Any], Any]:
+        return lambda _: copy.deepcopy(self.loader.state_dict())  # copied, since the loader may go on writing into it
+
+
+class _Epochs:
+    """The methods of a feed whose loader, or its sampler or dataset, takes the epoch."""
+
+    def set_epoch(self: Any, epoch: int) -> None:
+        """Passes the epoch to the loader; if it does not take it, to its sampler, otherwise to its dataset."""
+        _others.epoch_taker(self.loader).set_epoch(epoch)
+        if self._order is not None:
+            self._state = None
+        if self._needs_native:
+            self._order.told = None  # now it is told one, even if it is the same
+
+
+class _Posing:
+    """The methods of a feed that Accelerate takes for the loader in it: it asks for that class, and for attributes
+    whose names begin with an underscore, as `skip_first_batches` does."""
+
+    @property
+    def __class__(self) -> type:
+        return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
+
+    def __getattr__(self: Any, name: str) -> Any:
+        if name.startswith("_") and not name.startswith("__") and "loader" in self.__dict__:
+            return getattr(self.loader, name)
+        return Feed.__getattr__(self, name)
+
+
+class _Prepared(_Posing):
+    """The methods of a feed whose loader Accelerate prepared: the batches are fed to that loader, under it.
+
+    Accelerate's loader itself moves batches, and notes whether one is the last. So it must come after the feed: it is
+    the one that is iterated, and meanwhile the DataLoader in it is replaced by a feed of that DataLoader.
+    """
+
+    @property
+    def device(self: Any) -> Any:
+        """The device to which Accelerate moves the batches."""
+        return _others.device_of_prepared(self.loader)
+
+    def _set_receivers(self: Any, device: Any) -> None:
+        if self.group is not None:
+            raise InvalidArgument("Accelerate moves the batches of this loader to one device: leave group out.")
+        wanted, given = resolve(device), self.device
+        if given is not None:
+            theirs = resolve(given)
+            same_host = theirs.startswith("host") and wanted.startswith("host")
+            if device != "auto" and theirs != wanted and not same_host:
+                raise InvalidArgument(
+                    f"Accelerate moves the batches of this loader to {given}, not to {device}: leave `device` out."
+                )
+            wanted = theirs if device == "auto" else wanted
+        self._receivers = Receivers(wanted)
+        self.devices = [wanted]
+
+    def describe(self: Any) -> list[str]:
+        return self._inner(_unwrapped(self.loader.base_dataloader)).describe()
+
+    def _inner(self: Any, base: Any) -> Feed:
+        inner = _Under(
+            base, self._receivers.name, self.prefetch_depth, sharded=True, native=self.native, static=self.static
+        )
+        inner._account, inner._native, inner._workers = self._account, self._native, self._workers
+        inner._static = self._static
+        return inner
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        loader, base = self.loader, _unwrapped(self.loader.base_dataloader)
+        inner = self._inner(base)
+        # Loops may nest: each gives the place back to the one that goes on.
+        active = self.__dict__.setdefault("_active", [])
+        active.append(inner)
+        loader.base_dataloader = inner
+        try:
+            yield from loader
+        finally:
+            active.remove(inner)
+            loader.base_dataloader = active[-1] if active else base
+
+
+@functools.cache
+def _with(*mixins: type) -> type[Feed]:
+    return type("Feed", (*mixins, Feed), {"__module__": Feed.__module__, "__doc__": Feed.__doc__}) if mixins else Feed
+
+
+_STATE_NAMES = frozenset({"state_dict", "load_state_dict", "set_epoch"})
+
+
+def _kind_of(loader: Any, resumable: bool = False) -> type[Feed]:
+    """Feed with the methods that work for this loader. Code looks for methods, so those that would raise are absent."""
+    prepared = _others.is_prepared(loader)
+    mixins: list[type] = [_Prepared] if prepared else []
+    if _others.keeps_state(loader):
+        mixins.append(_Stateful)
+    elif resumable or sampler_of(loader) is not None:
+        mixins.append(Placed)
+    if _others.epoch_taker(loader) is not None:
+        mixins.append(_Epochs)
+    return _with(*mixins)
+
+
+def _unwrapped(loader: Any) -> Any:
+    return loader.__dict__["loader"] if issubclass(type(loader), Feed) else loader
+
+
+class _Under(_Posing, Feed):
+    """The feed under a loader of Accelerate, which gives the class of what is under it as its own."""
+
+    _held = 2  # Accelerate looks a batch ahead
+
+    def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
+        return object.__new__(_under(_kind_of(loader)))
+
+    def __reduce__(self) -> tuple:
+        return _unwrapped, (self.loader,)
+
+    def _warn(self) -> None:
+        pass
+
+
+@functools.cache
+def _under(kind: type[Feed]) -> type[Feed]:
+    return type("Feed", (_Under, kind), {})

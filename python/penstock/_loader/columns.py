@@ -1,0 +1,502 @@
+"""Turns the data of a Loader into named arrays of the host: arrays, nests of them, tables and sets of columns."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .. import _core
+from .._checks import has, is_number, numpy_for
+from .._errors import InvalidArgument
+from .._move.containers import contents_of, like
+
+Build = Callable[[list[Any]], Any]
+
+
+class Fields(NamedTuple):
+    """A dataset in the form that a Loader takes. `build` makes a batch of the dataset's structure of one array for each
+    field."""
+
+    names: list[str]
+    arrays: list[Any]
+    build: Build
+    is_table: bool = False
+    of_tables: frozenset[str] = frozenset()  # names of fields that are a column of a table, or a matrix of its columns
+
+
+def fields_of(data: Any) -> Fields:
+    """Names, arrays and structure of `data`. Raises InvalidArgument that names the field that does not fit."""
+    if isinstance(data, str | os.PathLike):
+        return _files(data)
+    if _is_table(data):
+        fields = _named(_columns_of(data), lambda key, value: _column(value, key))
+        return fields._replace(is_table=True, of_tables=frozenset(fields.names))
+    if _is_a("tensordict", "TensorDictBase", data):
+        return _tensordict(data)
+    if isinstance(data, Mapping):
+        fields = _named(data, lambda key, value: _array(value, str(key)))
+        return fields._replace(of_tables=_tables_of(fields.names, data.values()))
+    if _is_a("torch.utils.data", "TensorDataset", data):
+        plain = sys.modules["torch.utils.data"].TensorDataset
+        if type(data).__getitem__ is plain.__getitem__:
+            data = tuple(data.tensors)
+    if isinstance(data, list | tuple) and not _is_array(data):
+        items = contents_of(data)
+        names = list(getattr(type(data), "_fields", [f"field{i}" for i in range(len(items))]))
+        if not names:
+            raise InvalidArgument("A Loader needs at least one array.")
+        _refuse_samples(data)
+        arrays = [_array(item, name) for name, item in zip(names, items, strict=True)]
+        return Fields(names, arrays, functools.partial(like, data), of_tables=_tables_of(names, data))
+    return Fields(["data"], [_array(data, "data")], lambda arrays: arrays[0])
+
+
+def _tables_of(names: list[str], values: Iterable[Any]) -> frozenset[str]:
+    return frozenset(name for name, value in zip(names, values, strict=True) if _is_table(value))
+
+
+def _refuse_samples(data: Sequence[Any]) -> None:
+    """Raises InvalidArgument if `data` lists samples: a list that a Loader takes has an array for each field."""
+    if any(isinstance(part, Mapping) for part in data):
+        raise InvalidArgument(
+            "This lists samples that are dicts, and a Loader takes a dict of arrays: "
+            "{name: numpy.stack([sample[name] for sample in data]) for name in data[0]}. If their shapes differ, use "
+            "penstock.feed(DataLoader(data, batch_size=..., collate_fn=...))."
+        )
+    if any(is_number(part) for part in data):
+        raise InvalidArgument("This lists numbers, and a Loader takes arrays: numpy.asarray(data).")
+    lengths = set(filter(None, map(_length, data)))
+    if len(lengths) > 1:
+        raise InvalidArgument(
+            f"The first axis of each field counts samples, and these fields have {min(lengths)} to {max(lengths)}. If "
+            "each is a sample, not a field, write numpy.stack(data). If the shapes of samples differ, pad them, or use "
+            "penstock.feed(DataLoader(data, batch_size=..., collate_fn=...))."
+        )
+
+
+def _length(part: Any) -> int | None:
+    try:
+        return None if isinstance(part, str) else len(part)
+    except TypeError:
+        return None
+
+
+def _files(path: str | os.PathLike) -> Fields:
+    """The arrays of a file or a directory. They are read as `open_dataset` of the library does."""
+    if "torch" not in sys.modules:
+        numpy_for(f"Reading {os.fspath(path)}")
+    arrays = _core.open_files(os.fspath(path))
+    if len(arrays) == 1:
+        return Fields(["data"], arrays, lambda batch: batch[0])
+    return _named({array.name: array for array in arrays}, lambda _, array: array)
+
+
+def _file(path: str | os.PathLike, name: str) -> Any:
+    arrays = _files(path).arrays
+    if len(arrays) > 1:
+        raise InvalidArgument(
+            f"Field '{name}' is {os.fspath(path)}, which holds {len(arrays)} arrays: pass the path alone, and batches "
+            "are dicts of them."
+        )
+    return arrays[0]
+
+
+class Samples:
+    """The samples of a Loader one by one, for code that uses `loader.dataset`."""
+
+    def __init__(self, fields: Fields):
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._fields.arrays[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._fields.build([array[index] for array in self._fields.arrays])
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} samples of {', '.join(self._fields.names)}>"
+
+
+def _is_a(module: str, name: str, value: Any) -> bool:
+    """True if `value` is an instance of this class of a module that the program has imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _is_array(value: Any) -> bool:
+    return has(value, "__array__") or has(value, "__dlpack__")
+
+
+def _named(data: Mapping[Any, Any], convert: Callable[[Any, Any], Any]) -> Fields:
+    keys = list(data)
+    names = [str(key) for key in keys]
+    if not names:
+        raise InvalidArgument("A Loader needs at least one array.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgument(f"Two fields have the same name: {', '.join(twice)}. Rename one.")
+    arrays = [convert(key, data[key]) for key in keys]
+    return Fields(names, arrays, lambda batch: dict(zip(keys, batch, strict=True)))
+
+
+def _tensordict(data: Any) -> Fields:
+    if not data.batch_size:
+        raise InvalidArgument("This TensorDict has no batch size: set it, so that its first axis counts samples.")
+    keys = list(data.keys(include_nested=True, leaves_only=True))
+    names = [key if isinstance(key, str) else ".".join(key) for key in keys]
+    arrays = [_array(data.get(key), name) for key, name in zip(keys, names, strict=True)]
+
+    def build(batch: list[Any]) -> Any:
+        # The batch axes of a batch, or of a single sample, which lacks the first axis.
+        axes = len(data.batch_size) - (arrays[0].ndim - batch[0].ndim)
+        new = sys.modules["tensordict"].TensorDict({}, batch_size=batch[0].shape[:axes])
+        for key, array in zip(keys, batch, strict=True):
+            new[key] = array
+        return new
+
+    return Fields(names, arrays, build)
+
+
+def _array(value: Any, name: str) -> Any:
+    """The array in the form that the C++ side reads: a tensor or a NumPy array whose samples have no gaps."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _tensor(value, name, torch)
+    if isinstance(value, str | os.PathLike):
+        return _file(value, name)
+    if _is_column(value):
+        return _column(value, name)
+    if _is_table(value):
+        return _matrix(_columns_of(value), name)
+    if _is_a("datasets.arrow_dataset", "Column", value) and _is_a("datasets", "Dataset", value.source):
+        return _hugging_face(value.source.select_columns([value.column_name]))[value.column_name]
+    for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
+        if not _is_array(value) and has(value, method):
+            raise InvalidArgument(f"Field '{name}' is {_a(value)}; {remedy}.")
+    if not _is_array(value) and not isinstance(value, list | tuple | range | memoryview | bytearray):
+        raise InvalidArgument(
+            f"Field '{name}' is {_a(value)}, not an array. A Loader feeds arrays in memory or in a mapped file. For a "
+            "Dataset, or anything else that makes samples one by one, use "
+            "penstock.feed(DataLoader(dataset, ...))."
+        )
+    if any(hasattr(type(value), name) for name in _OF_CHUNKS):
+        raise InvalidArgument(
+            f"Field '{name}' is {_a(value)}, and a Loader would read all of it into memory. If it may, write "
+            "numpy.asarray(x). Otherwise use penstock.feed(DataLoader(dataset, ...))."
+        )
+    numpy = numpy_for(f"Field '{name}' is {_a(value)}, and reading it")
+    if isinstance(value, numpy.ma.MaskedArray) and numpy.ma.is_masked(value):
+        raise InvalidArgument(f"Field '{name}' is a masked array and would lose its mask: pass `.data` and `.mask`.")
+    try:
+        array = numpy.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"Field '{name}' is {_a(value)}, which cannot become a NumPy array: {error}. {_IF_SHAPES_DIFFER}"
+        ) from error
+    return _numbers(array, name)
+
+
+# What arrays have that are not in memory: those of h5py, Zarr and Dask; TensorStore; netCDF4.
+_OF_CHUNKS = ("chunks", "chunk_layout", "chunking")
+
+
+def _refuse_empty(shape: Sequence[int], name: str) -> None:
+    if len(shape) > 0 and shape[0] == 0:
+        raise InvalidArgument(f"Field '{name}' has no samples: its first axis counts them.")
+    if 0 in shape:
+        raise InvalidArgument(
+            f"A sample of field '{name}' has zero bytes, since the shape is {tuple(shape)}. Leave the field out, and "
+            f"make it in the loop: x.new_empty(({', '.join(['len(x)', *map(str, shape[1:])])}))."
+        )
+
+
+def _a(value: Any) -> str:
+    kind = type(value)
+    return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def _tensor(value: Any, name: str, torch: Any) -> Any:
+    if value.device.type != "cpu":
+        raise InvalidArgument(f"Field '{name}' is on {value.device} already; pass arrays of the host.")
+    if value.layout is not torch.strided or value.is_quantized:
+        raise InvalidArgument(f"Field '{name}' is sparse or quantised; a Loader takes plain tensors.")
+    if type(value).__name__ == "NonTensorData":
+        raise InvalidArgument(f"Field '{name}' is not a tensor; a Loader takes bool, integer and float types.")
+    if value.is_complex():
+        raise _no_numbers("Field", name, value.dtype, "Complex numbers become pairs: torch.view_as_real(x).")
+    _refuse_empty(value.shape, name)
+    plain = value.detach().as_subclass(torch.Tensor)
+    whole = plain if _lies_apart(plain.shape, plain.stride(), 1) else plain.contiguous()
+    return whole.resolve_neg()
+
+
+def _numbers(array: Any, name: str) -> Any:
+    import numpy
+
+    kind = array.dtype.kind
+    if kind not in "biuf":
+        texts = kind == "O" and array.size > 0 and isinstance(array.flat[0], str | bytes)
+        raise _no_numbers("Field", name, array.dtype, _NUMBERS_OF.get("U" if texts else kind, ""))
+    if array.ndim == 0:
+        raise InvalidArgument(f"Field '{name}' is a scalar; its first axis must count samples.")
+    _refuse_empty(array.shape, name)
+    as_it_is = array.flags.aligned and array.dtype.isnative
+    if as_it_is and _lies_apart(array.shape, array.strides, array.itemsize):
+        return array
+    return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+_IF_SHAPES_DIFFER = (
+    "Stack arrays of one shape: numpy.stack(list(x)). If their shapes differ, pad them, or use "
+    "penstock.feed(DataLoader(dataset, batch_size=..., collate_fn=...))."
+)
+_DECODE = (
+    "Encoded images and texts are decoded for each sample: penstock.feed(DataLoader(dataset, ...)). Names of classes "
+    "become numbers: "
+)
+# What to write in place of an array of such a kind.
+_NUMBERS_OF = {
+    "O": f"Its values are objects of Python. {_IF_SHAPES_DIFFER}",
+    **dict.fromkeys("SUT", _DECODE + "numpy.unique(x, return_inverse=True)[1]."),
+    **dict.fromkeys("Mm", 'Times become numbers: x.astype("int64").'),
+    "c": "Complex numbers become pairs: numpy.stack([x.real, x.imag], axis=-1).",
+    "V": "Records become a dict of fields: {name: x[name] for name in x.dtype.names}.",
+}
+
+
+def _no_numbers(what: str, name: Any, dtype: Any, advice: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{what} '{name}' holds {dtype}; a Loader takes bool, integer and float types. {advice or 'Convert it.'} Or "
+        "leave it out."
+    )
+
+
+def cast(array: Any, dtype: Any, name: Any) -> Any:
+    """The array in another type of NumPy. Raises InvalidArgument if a float type would round its integers, or if its
+    values are too large."""
+    import numpy
+
+    _refuse_rounding(array, numpy.dtype(dtype), name)
+    try:
+        with numpy.errstate(over="raise"):
+            return array.astype(dtype, order="C")
+    except FloatingPointError:
+        raise InvalidArgument(f"'{name}' holds values that are too large for {dtype}. Scale them before.") from None
+
+
+def _refuse_rounding(array: Any, dtype: Any, name: Any) -> None:
+    import numpy
+
+    if dtype.kind != "f" or array.dtype.kind not in "iu" or array.size == 0:
+        return
+    low, high, most = int(array.min()), int(array.max()), 2 ** (numpy.finfo(dtype).nmant + 1)
+    if low < -most or high > most:
+        raise InvalidArgument(
+            f"'{name}' holds integers from {low} to {high}, and {dtype} rounds those beyond {most}. If it may be "
+            "rounded, convert it before. If not, give it a field of its own, and name the others in `to`."
+        )
+
+
+_ROWS_AT_ONCE = 4096  # so many stay in the processor's cache while the columns are written side by side
+
+
+def _matrix(columns: Mapping[Any, Any], name: str) -> Any:
+    """The columns of a table side by side, in the type that holds all of them."""
+    import numpy
+
+    parts = {key: _column(value, key) for key, value in columns.items()}
+    if not parts:
+        raise InvalidArgument(f"Field '{name}' is a table without columns.")
+    dtype = numpy.result_type(*(part.dtype for part in parts.values()))
+    for key, part in parts.items():
+        if part.ndim > 2:
+            raise InvalidArgument(f"Column '{key}' of '{name}' holds arrays: pass it as a field of its own.")
+        _refuse_rounding(part, dtype, key)
+    rows = [part.reshape(len(part), -1) for part in parts.values()]
+    matrix = numpy.empty((len(rows[0]), sum(part.shape[1] for part in rows)), dtype)
+    for begin in range(0, len(matrix), _ROWS_AT_ONCE):
+        some = slice(begin, begin + _ROWS_AT_ONCE)
+        numpy.concatenate([part[some] for part in rows], axis=1, out=matrix[some])
+    return matrix
+
+
+def _lies_apart(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """True if there are gaps between samples and none within them, as in a column of a matrix: it is read where it
+    lies. `item` is the size of a value, in the unit of the strides."""
+    sample = item
+    for extent, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
+        if extent != 1 and stride != sample:
+            return False
+        sample *= extent
+    return len(shape) > 0 and shape[0] > 1 and strides[0] > sample > 0
+
+
+# Tables: pandas, polars, Arrow, Hugging Face. Each column keeps its own type.
+
+
+def _is_table(data: Any) -> bool:
+    named = (("pandas", "DataFrame"), ("polars", "DataFrame"), ("datasets", "Dataset"), ("datasets", "DatasetDict"))
+    if any(_is_a(module, name, data) for module, name in named):
+        return True
+    return not _is_column(data) and (has(data, "__arrow_c_stream__") or has(data, "__arrow_c_array__"))
+
+
+def _columns_of(data: Any) -> Mapping[Any, Any]:
+    """The columns of a table by name."""
+    if _is_a("pandas", "DataFrame", data):
+        if not data.columns.is_unique:
+            raise InvalidArgument(f"Two columns have the same name: {list(data.columns)}. Rename one.")
+        return {name: data[name] for name in data.columns}
+    if _is_a("polars", "DataFrame", data):
+        return {series.name: series for series in data.get_columns()}
+    if _is_a("datasets", "Dataset", data):
+        return _hugging_face(data)
+    if _is_a("datasets", "DatasetDict", data):
+        raise InvalidArgument(f"This is a dict of splits: choose one, such as dataset[{next(iter(data), 'train')!r}].")
+    try:
+        import pyarrow
+    except ImportError:
+        raise InvalidArgument(
+            f"Reading {_a(data)} needs pyarrow: pip install pyarrow, or pass a dict of arrays."
+        ) from None
+    table = pyarrow.table(data)
+    if len(set(table.column_names)) < len(table.column_names):
+        raise InvalidArgument(f"Two columns have the same name: {table.column_names}. Rename one.")
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _hugging_face(data: Any) -> Mapping[Any, Any]:
+    """The columns of the dataset's format, in the order of samples that `shuffle` or `select` gave it."""
+    if data.format["type"] == "custom":
+        raise InvalidArgument(
+            "This dataset has a transform, which a Loader would not run. Apply it with .map(...), or use "
+            "penstock.feed(DataLoader(dataset, ...))."
+        )
+    if "dtype" in data.format["format_kwargs"]:
+        raise InvalidArgument("This dataset's format asks for another dtype: reset_format(), and pass `to=` instead.")
+    table = data.data
+    indices = None if data._indices is None else data._indices.column(0).to_numpy()
+    names = data.format["columns"] or data.column_names
+    columns = {name: _column(table.column(name), name) for name in names}
+    return columns if indices is None else {name: column[indices] for name, column in columns.items()}
+
+
+def _is_column(value: Any) -> bool:
+    return (
+        _is_a("pandas", "Series", value)
+        or _is_a("polars", "Series", value)
+        or _is_a("pyarrow", "Array", value)
+        or _is_a("pyarrow", "ChunkedArray", value)
+    )
+
+
+def _column(value: Any, name: Any) -> Any:
+    numpy_for(f"Column '{name}'")
+    if _is_a("pandas", "Series", value):
+        return _numbers(_pandas(value, name), name)
+    if _is_a("polars", "Series", value):
+        if value.null_count():
+            raise _nulls(name, value.null_count(), f"{name}.fill_null(...)")
+        if value.dtype.is_nested():
+            return _numbers(_arrow(value.to_arrow(), name), name)
+        return _numbers(_polars(value, name), name)
+    if _is_column(value):
+        return _numbers(_arrow(value, name), name)
+    return _array(value, str(name))
+
+
+def _nulls(name: Any, count: int, advice: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"Column '{name}' has {count} nulls, which an array of numbers cannot hold. Fill them ({advice}) or drop "
+        "their rows."
+    )
+
+
+def _pandas(series: Any, name: Any) -> Any:
+    import numpy
+
+    if isinstance(series.dtype, numpy.dtype):
+        return series.to_numpy()
+    dtype = getattr(series.dtype, "numpy_dtype", getattr(series.dtype, "subtype", series.dtype))
+    if getattr(dtype, "kind", "O") not in "biuf":
+        codes = ".cat.codes" if hasattr(series, "cat") else '.astype("category").cat.codes'
+        raise _no_numbers("Column", name, series.dtype, f"{_DECODE}x{codes}.")
+    if series.isna().any():
+        raise _nulls(name, int(series.isna().sum()), f"frame['{name}'].fillna(...)")
+    return series.to_numpy(dtype=dtype)
+
+
+def _polars(series: Any, name: Any) -> Any:
+    kind = series.dtype
+    if (kind.is_numeric() and not kind.is_decimal()) or kind == sys.modules["polars"].Boolean:
+        return series.to_numpy()
+    if kind.is_temporal():
+        advice = "Times become numbers: x.to_physical()."
+    elif kind.is_decimal():
+        advice = "Write x.cast(polars.Float64)."
+    else:
+        advice = _DECODE + "x.cast(polars.Categorical).to_physical()."
+    raise _no_numbers("Column", name, kind, advice)
+
+
+def _arrow(column: Any, name: Any) -> Any:
+    import pyarrow
+
+    array = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+    if array.null_count:
+        raise _nulls(name, array.null_count, "pyarrow.compute.fill_null(column, ...)")
+    if isinstance(array, pyarrow.ExtensionArray):
+        return _extension(array, name)
+    kind, types = array.type, pyarrow.types
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return array.to_numpy(zero_copy_only=False)
+    if types.is_fixed_size_list(kind):
+        return _rows(array, kind.list_size, name)
+    if types.is_list(kind) or types.is_large_list(kind):
+        lengths = array.value_lengths().unique().to_pylist()
+        if len(lengths) > 1:
+            raise InvalidArgument(
+                f"Column '{name}' holds lists of {min(lengths)} to {max(lengths)} values; a Loader takes rows of one "
+                "length. Pad them."
+            )
+        return _rows(array, lengths[0] if lengths else 0, name)
+    raise _no_numbers("Column", name, kind, _numbers_of_arrow(kind, "x" if column is array else "x.combine_chunks()"))
+
+
+def _numbers_of_arrow(kind: Any, column: str) -> str:
+    """What to write in place of a column of this type."""
+    types = sys.modules["pyarrow"].types
+    if types.is_dictionary(kind):
+        return f"Its numbers are {column}.indices."
+    if types.is_temporal(kind):
+        return f"Times become numbers: x.cast('{'int32' if kind.bit_width == 32 else 'int64'}')."
+    if types.is_decimal(kind):
+        return "Write x.cast('float64')."
+    if types.is_struct(kind):
+        return (
+            "Encoded images, which datasets stores so, are decoded for each sample: "
+            "penstock.feed(DataLoader(dataset, ...)). Other structs become columns: table.flatten()."
+        )
+    return f"{_DECODE}{column}.dictionary_encode().indices."
+
+
+def _extension(array: Any, name: Any) -> Any:
+    """Reads Arrow's tensors and one-byte bools, and Hugging Face's arrays, which are stored as lists."""
+    import pyarrow
+
+    values = _arrow(array.storage, name)
+    if isinstance(array.type, getattr(pyarrow, "FixedShapeTensorType", ())):
+        return array.to_numpy_ndarray()
+    if isinstance(array.type, getattr(pyarrow, "Bool8Type", ())):
+        return values != 0
+    if type(array.type).__module__.partition(".")[0] != "datasets":
+        raise InvalidArgument(f"Column '{name}' holds {array.type}; convert it, or leave it out.")
+    return values
+
+
+def _rows(array: Any, length: int, name: Any) -> Any:
+    values = _arrow(array.flatten(), name)
+    return values.reshape(len(array), length, *values.shape[1:])

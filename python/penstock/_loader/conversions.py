@@ -1,0 +1,144 @@
+"""The types in which a Loader delivers its fields: `to`, `scale` and `shift`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import _core
+from .._errors import InvalidArgument
+from .columns import Fields, cast
+
+# The types in which values can be scaled and shifted: see FieldOptions in loader_options.hpp.
+_FLOATS = ("float16", "bfloat16", "float32")
+
+
+def field_options(fields: Fields, targets: list[str | None], scale: Any, shift: Any, channel_axis: int) -> list:
+    """What the C++ side takes: name, type, scale, shift and channel axis of each field that is changed."""
+    scales = _per_field("scale", scale, fields.names, targets)
+    shifts = _per_field("shift", shift, fields.names, targets)
+    return [
+        (name, target, *numbers, channel_axis)
+        for name, target, *numbers in zip(fields.names, targets, scales, shifts, strict=True)
+        if target is not None
+    ]
+
+
+def targets_of(fields: Fields, to: Any) -> list[str | None]:
+    """The type in which each field is delivered; None: as it is stored."""
+    names = fields.names
+    if isinstance(to, Mapping):
+        wanted = _by_name("to", to, names)
+        return [None if value is None else _dtype_name(value) for value in wanted]
+    if to is not None and not isinstance(to, str) and isinstance(to, Sequence):
+        if len(to) != len(names):
+            raise InvalidArgument(f"`to` has {len(to)} entries for {len(names)} fields.")
+        return [None if value is None else _dtype_name(value) for value in to]
+    if to is None:
+        return [None] * len(names)
+    target = _dtype_name(to)
+    targets = [target if _is_for(fields, i, target) else None for i in range(len(names))]
+    if not any(targets):
+        stored = ", ".join(f"{name} ({_stored(array)})" for name, array in zip(names, fields.arrays, strict=True))
+        raise InvalidArgument(
+            f"`to` is {target} alone, and no field can be widened to it, if those without axes besides that of samples "
+            f"are left as they are. The fields are {stored}. Name the field: to={{{names[0]!r}: {target!r}}}."
+        )
+    return targets
+
+
+def convert(fields: Fields, targets: list[str | None]) -> Fields:
+    """The fields, of which those are converted here that the device cannot widen: of float64, bool and wide integers.
+    They are copied once. Raises InvalidArgument as `cast` does, and for arrays in files."""
+    arrays = [
+        array if target is None or _core.can_widen(_stored(array), target) else _converted(array, name, target)
+        for name, array, target in zip(fields.names, fields.arrays, targets, strict=True)
+    ]
+    return fields._replace(arrays=arrays)
+
+
+def _stored(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _is_for(fields: Fields, i: int, target: str) -> bool:
+    """True if `to=target` alone means the field. Labels and tokens stay, but not the numbers of a table."""
+    stored = _stored(fields.arrays[i])
+    if fields.names[i] in fields.of_tables:
+        return target in _FLOATS or _core.can_widen(stored, target)
+    return fields.arrays[i].ndim > 1 and (
+        _core.can_widen(stored, target) or (target in _FLOATS and stored == "float64")
+    )
+
+
+def _converted(array: Any, name: str, target: str) -> Any:
+    if target not in _FLOATS:
+        return array  # the C++ side refuses it
+    if isinstance(array, _core.FileField) or _is_mapped(array):
+        raise InvalidArgument(
+            f"Field '{name}' is a file's array of {_stored(array)}. To deliver {target}, a Loader would read all of it "
+            "into memory. If it may, write numpy.array(numpy.load(FILE)). Otherwise write a file of another type once."
+        )
+    values = array if hasattr(array, "__array_interface__") else array.numpy()
+    return cast(values, "float32" if target == "bfloat16" else target, name)
+
+
+def _is_mapped(array: Any) -> bool:
+    """True if an array of NumPy is a view of a memory map."""
+    while array is not None and not hasattr(array, "filename"):
+        array = getattr(array, "base", None)
+    return array is not None
+
+
+def _by_name(what: str, values: Mapping[Any, Any], names: list[str]) -> list[Any]:
+    by_name = {str(key): value for key, value in values.items()}
+    unknown = sorted(by_name.keys() - set(names))
+    if unknown:
+        raise InvalidArgument(
+            f"`{what}` names unknown fields: {', '.join(unknown)}. The fields are {', '.join(names)}."
+        )
+    return [by_name.get(name) for name in names]
+
+
+def _per_field(what: str, value: Any, names: list[str], targets: list[str | None]) -> list[list[float]]:
+    """The numbers of `scale` or `shift` for each field; empty: none."""
+    if value is None:
+        return [[] for _ in names]
+    fits = [target in _FLOATS for target in targets]
+    if not isinstance(value, Mapping):
+        if not any(fits):
+            raise InvalidArgument(
+                f'`{what}` needs a field that `to` delivers as float32, float16 or bfloat16: pass to="float32".'
+            )
+        return [_as_floats(what, value) if fit else [] for fit in fits]
+    values = _by_name(what, value, names)
+    for name, numbers, fit in zip(names, values, fits, strict=True):
+        if numbers is not None and not fit:
+            raise InvalidArgument(
+                f"`{what}` names '{name}', which `to` does not deliver as float32, float16 or bfloat16: pass "
+                f'to={{{name!r}: "float32"}}.'
+            )
+    return [[] if numbers is None else _as_floats(what, numbers) for numbers in values]
+
+
+def _as_floats(what: str, value: Any) -> list[float]:
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        single = not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0
+        return [float(value)] if single else [float(number) for number in value]
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"`{what}` is a number, or one for each channel, not {value!r}.") from error
+
+
+def _dtype_name(dtype: Any) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    if str(dtype).startswith("torch."):
+        return str(dtype).removeprefix("torch.")
+    import numpy
+
+    try:
+        return numpy.dtype(dtype).name
+    except TypeError as error:
+        raise InvalidArgument(f'`to` names a type, such as "float32", not {dtype!r}.') from error

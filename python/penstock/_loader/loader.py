@@ -1,0 +1,391 @@
+"""Loader: the C++ side shuffles and batches arrays of the host onto a device."""
+
+from __future__ import annotations
+
+import html
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from .. import _core, _others
+from .._checks import whole
+from .._engines import close_at_exit, engine_for, engines_of, group_for, refuse_other_receivers, relays_of
+from .._errors import Closed, InvalidArgument
+from .._process_group import ProcessGroup
+from .._statistics import LoaderStatistics
+from .columns import Samples, fields_of
+from .conversions import convert, field_options, targets_of
+from .sampler import UINT64, checked_state, share
+from .samplers import batches_of
+from .shared_dataset import SharedDataset
+
+_UINT32 = 2**32 - 1
+
+# Arguments of DataLoader that a Loader does not take, and what to write instead.
+_NOT_TAKEN = {
+    **dict.fromkeys(
+        ("num_workers", "worker_init_fn", "persistent_workers", "multiprocessing_context", "timeout"),
+        "its threads read the arrays in place, without worker processes. Leave it out; `threads` limits them",
+    ),
+    **dict.fromkeys(("pin_memory", "pin_memory_device"), "it locks memory by itself. Leave it out"),
+    "prefetch_factor": "`prefetch_depth` is the number of all batches that run ahead. Use that",
+    "generator": "the order follows from `seed` and the epoch. Pass `seed`, or a sampler with a generator",
+    "collate_fn": "samples are batched as they are stored. For your own, use penstock.feed(DataLoader(...))",
+}
+
+
+class Loader:
+    """Feeds arrays to a device, epoch after epoch: shuffled, batched, and ahead of the consumer.
+
+    `data`: one array, or a tuple, list or dict of them, a TensorDataset or a TensorDict; the first axis of each counts
+    samples. NumPy arrays, memory maps and PyTorch tensors without gaps are read in place, without a copy, so they must
+    not change meanwhile. Strided ones are copied once, and other arrays are converted to NumPy. Batches have the same
+    structure. A table (pandas, polars, Arrow, a Hugging Face dataset, anything with an Arrow C stream) becomes a dict
+    of its columns, each in its own type; nulls are refused. Within a tuple, list or dict it becomes a matrix of its
+    columns, so `(frame[names], frame["target"])` gives batches of a matrix and a target. The path of a .npy or IDX file
+    stands for its array; that of a .npz or .safetensors file, alone, for a dict of its arrays. A `SharedDataset` is one
+    copy for all processes of a host. The order of the samples follows from `seed` and the epoch.
+
+    A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a
+    GPU. Its memory is a slot of a ring. The slot goes back to the loader when the last tensor of the batch and the last
+    view of it are gone, and the work then queued on the loop's stream is done. To keep data for longer, clone it.
+    Later work of PyTorch's current stream waits for the batch; the host does not.
+
+    One iteration is one epoch, and one iterator is in use at a time: `iter()` ends the one before it, whose `next()`
+    then raises Closed. For two loops at once, make two Loaders.
+
+    - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch. None is a batch size of 1.
+    - `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
+      gives lists with one batch for each device. Each byte crosses one link, if the devices reach each other's memory.
+      Or a `ProcessGroup`: each of its processes has one device, and all get the same batches. Samplers must then give
+      the same indices in all of them; if they do not, iterating raises Error.
+    - `relay`: a list of other devices, whose links help to feed `device`, or "auto" for all that reach its memory. They
+      pull parts of each batch into buffers of their own, and give way if others use their wires. A neighbour's link is
+      the neighbour's, so nothing is relayed unless this is given. "auto" opens all GPUs that this process sees: see
+      `to_device`. Takes no `residency`.
+    - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
+      WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
+      the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
+      batches ahead, and must not use the Loader. An exception of theirs comes in the place of its batch. With
+      `shuffle`, `seed`, or a share of several processes, they are an error: the sampler decides these. There is then
+      no `state_dict()`.
+    - `to`: deliver wider types. A name is for all fields that can be widened to it, except fields without axes besides
+      that of samples: "float32" is for uint8 images, and labels stay. A dict or a sequence names a type for each field.
+      "bfloat16" on the host needs PyTorch or ml_dtypes. For a float type, float64, bools and wide integers are copied
+      once, converted, into memory. A name alone means those of tables, and float64 of any array with axes. Integers
+      that the type would round are refused.
+    - `scale`, `shift`: value * scale + shift in float32, for fields that `to` delivers as float32, float16 or
+      bfloat16: a number, one number for each index of `channel_axis` (of a sample's axes), or a dict of these.
+    - `rank`, `world_size`: this process's share, by the rules of DistributedSampler. `distributed=True` takes them
+      from torch.distributed if that is in use, otherwise from the environment that torchrun sets. If several
+      processes train together and neither is given, a NotShardedWarning says so when iteration begins.
+    - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
+    - `prefetch_depth`: batches ahead, 1 to 64.
+    - `gather`: "automatic"; "host": threads gather the samples; "zero-copy": a kernel reads them from your arrays, with
+      `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" does not
+      choose "copy-engine"); "copy-engine": the GPU's copy engines fetch them, best for samples of 64 KiB and more.
+    - `narrow`: integers cross the link in the narrowest type that holds them all.
+    - `device_budget_bytes`: most device memory; 0: half of the free memory. `threads`: how many gather; 0: at most 8.
+    - `row_budget_bytes`: arrays in memory with samples of 64 bytes or less, such as the columns of a table, are copied
+      into rows at the beginning, a row for each sample, and travel together. This is the most locked host memory that
+      the rows take; 0: an eighth of the machine's, shared between the processes that torchrun started on it. What
+      does not fit is read where it lies.
+    - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
+      for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
+
+    Attributes: `device`, `devices` (of a group, or `device` and those that relay to it), `batch_size`, `drop_last`, and
+    `dataset`, which has a length and gives single samples. A Loader can be pickled with its data; the copy goes on
+    where this one stands, or begins anew if it has a sampler.
+    Raises InvalidArgument for arguments that do not fit, and OutOfMemory if the budget is too small.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        device: Any = "auto",
+        *,
+        group: Any = None,
+        relay: Any = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        to: Any = None,
+        scale: Any = None,
+        shift: Any = None,
+        channel_axis: int = 0,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        distributed: bool = False,
+        prefetch_depth: int = 2,
+        residency: str | float = "none",
+        gather: str = "automatic",
+        gather_blocks: int = 0,
+        narrow: bool = True,
+        device_budget_bytes: int = 0,
+        row_budget_bytes: int = 0,
+        threads: int = 0,
+        when_full: str = "wait",
+        **not_taken: NoReturn,
+    ):
+        for name in not_taken:
+            _refuse(name)
+        channel_axis = whole("channel_axis", channel_axis, 0, what="an axis of a sample")
+        fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
+        targets = targets_of(fields, to)
+        fields = convert(fields, targets)
+        kept = data  # for pickling
+        if fields.is_table:  # only the columns that were made of it are kept
+            kept, to = fields.build(fields.arrays), targets
+        self._arguments = {
+            **dict(data=kept, batch_size=batch_size, shuffle=shuffle, device=device, to=to, scale=scale, shift=shift),
+            **dict(channel_axis=channel_axis, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size),
+            **dict(distributed=distributed, prefetch_depth=prefetch_depth, residency=residency, gather=gather),
+            **dict(gather_blocks=gather_blocks, narrow=narrow, device_budget_bytes=device_budget_bytes),
+            **dict(row_budget_bytes=row_budget_bytes),
+            **dict(threads=threads, when_full=when_full, sampler=sampler, batch_sampler=batch_sampler),
+        }
+        processes = group if isinstance(group, ProcessGroup) else None
+        if processes is not None:
+            processes.refuse(distributed, relay)
+            self._arguments["group"], group = group, None
+        if group is not None:
+            refuse_other_receivers(device, relay)
+            group = list(group) if isinstance(group, Sequence) and not isinstance(group, str) else group
+            self._arguments["group"] = group
+        if relay is not None:
+            relay = list(relay) if isinstance(relay, Iterable) and not isinstance(relay, str) else relay
+            self._arguments["relay"] = relay
+        self._build = fields.build if group is None else lambda each: [fields.build(arrays) for arrays in each]
+        self._shares = rank is not None or world_size is not None or distributed or processes is not None
+        self.dataset = Samples(fields)
+        self.drop_last = bool(drop_last)
+        # A share of 0 of 1 is all samples, and says that no warning is wanted.
+        decided = {"shuffle": shuffle, "seed": seed, "rank": rank, "distributed": distributed}
+        decided["world_size"] = None if world_size == 1 else world_size
+        self._batches, self.batch_size = batches_of(
+            sampler, batch_sampler, batch_size, self.drop_last, self.dataset, decided
+        )
+        rank, world_size = share(rank, world_size, distributed)
+        engines = [engine_for(device)] if group is None else engines_of("group", group)
+        receivers = list(engines)
+        native, where = _core.NativeLoader, engines[:1]
+        if group is not None:
+            native, where = _core.NativeGroupLoader, [group_for(engines)]
+        elif processes is not None:
+            native, where = _core.NativeRankLoader, [processes.place(engines[0])]
+        elif others := relays_of(engines[0], relay):
+            engines += others
+            where = [group_for(engines)]  # warns of devices that cannot relay
+            if any(other.reaches(engines[0]) for other in others):
+                native = _core.NativeRelayLoader
+                self._build = lambda each: fields.build(each[0])
+            else:
+                engines = where = receivers
+        self.devices = [engine.spec for engine in engines]
+        self.device = " and ".join(engine.spec for engine in receivers)
+        options = field_options(fields, targets, scale, shift, channel_axis)
+        for engine in receivers:
+            _need_bfloat16(engine, options)
+        self._native = native(
+            *where,
+            list(zip(fields.names, fields.arrays, strict=True)),
+            options,
+            batch_size=self.batch_size,
+            shuffle=bool(shuffle),
+            seed=whole("seed", seed, 0, UINT64),
+            drop_last=self.drop_last and self._batches is None,
+            batch_sampler=self._batches,
+            rank=rank,
+            world_size=world_size,
+            prefetch_depth=whole("prefetch_depth", prefetch_depth, 1, 64, what="a number of batches"),
+            residency=str(residency),
+            gather=gather,
+            gather_blocks=whole("gather_blocks", gather_blocks, 0, _UINT32, what="a number of blocks"),
+            narrow=bool(narrow),
+            data_may_change=False,
+            device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
+            row_budget_bytes=_row_budget(row_budget_bytes),
+            threads=whole("threads", threads, 0, _UINT32, what="a number of threads"),
+            when_full=str(when_full),
+        )
+        # The epoch that the next iteration begins; None if it goes on where the loader stands.
+        self._next_epoch: int | None = None
+        # True if state_dict() is the beginning of that epoch, not the place after the batches handed out.
+        self._at_beginning = False
+        self._loaded_epoch: int | None = None
+        self._made = _Made()
+        self._turn = 0
+        self._warned = False
+        close_at_exit(self)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch. TypeError if a sampler is given that has no length."""
+        return self._native.batches_per_epoch if self._batches is None else len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._turn += 1
+        return LoaderIterator(self, self._turn)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is of `epoch`. If a state of that epoch was loaded, it goes on where that was taken. A
+        sampler that takes the epoch is told."""
+        epoch = whole("epoch", epoch, 0, UINT64)
+        if self._batches is not None:
+            self._batches.set_epoch(epoch)
+        if epoch == self._loaded_epoch:
+            return
+        self._next_epoch = epoch
+        self._loaded_epoch = None
+        self._at_beginning = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the batches that were handed out, in plain numbers. They are the same on every rank that has
+        taken as many batches. After a complete iteration it is the beginning of the next epoch. Raises InvalidArgument
+        if a sampler is given."""
+        self._refuse_state()
+        state = self._native.state_dict(handed_out=not self._made.arrays)
+        return {**state, "epoch": self._next_epoch, "consumed": 0} if self._at_beginning else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on where `state` was taken, also at another world size. Earlier iterators end.
+        Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not a Loader's state."""
+        self._refuse_state()
+        checked = checked_state(state)
+        none_made = _Made()
+        self._native.load_state_dict(checked)
+        self._made = none_made
+        self._next_epoch = None
+        self._at_beginning = False
+        self._loaded_epoch = checked["epoch"]
+        self._turn += 1
+
+    def describe(self) -> list[str]:
+        """A line for each field: how it travels, and why. If there are several devices, the last line says how many
+        bytes each link has carried. With a ProcessGroup, the first line says what part this process brings."""
+        return self._native.describe()
+
+    def stats(self) -> LoaderStatistics:
+        """The loader's account so far, which `penstock feed` also prints."""
+        figures, timeline = self._native.stats(), self._native.timeline()
+        return LoaderStatistics(self.device, lambda: figures, lambda: timeline)
+
+    def device_stats(self) -> list[_core.FeedStatistics]:
+        """Of a group, or with relays: the account of the parts that each of `devices` has pulled over its own link.
+        `link_bytes` is what the link has carried. The consumer is not your step, but the copies to the devices that
+        receive."""
+        if not isinstance(self._native, _core.NativeGroupLoader):
+            raise InvalidArgument("This Loader feeds one device over its own link: use stats().")
+        return [self._native.member_stats(member) for member in range(len(self.devices))]
+
+    def close(self) -> None:
+        """Stops the loader's threads. Held batches stay valid; iterating raises Closed."""
+        self._native.close()
+
+    def __reduce__(self) -> tuple:
+        return _again, (self._arguments, self.state_dict() if self._batches is None else None)
+
+    def __repr__(self) -> str:
+        batches = f"{len(self)} batches" if self._batches is None else "batches of a sampler"
+        return f"<penstock.Loader on {self.device}: {'; '.join(self.describe())}; {batches}>"
+
+    def _repr_html_(self) -> str:
+        batches = "a sampler's batches" if self._batches is not None else f"{len(self)} batches of {self.batch_size}"
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.describe())
+        return f"<p>penstock.Loader on {html.escape(self.device)}: {batches}</p><ul>{lines}</ul>"
+
+    def _refuse_state(self) -> None:
+        if self._batches is not None:
+            raise InvalidArgument(
+                "A Loader with a sampler has no state: the sampler chooses the samples. Keep the sampler's state, and "
+                "count the batches that you have used."
+            )
+
+    def _begin(self) -> int:
+        """Goes to the epoch of the next iteration, and returns it."""
+        if not self._warned:
+            self._warned = True
+            if not self._shares:
+                owner = None if self._batches is None else self._batches.owner
+                _others.warn_unless_sharded(owner, "penstock.Loader")
+            _others.warn_of_lost_accumulation(None, "penstock.Loader")
+        if self._next_epoch is not None:
+            self._native.start_epoch(self._next_epoch)
+        return self._native.state_dict()["epoch"]
+
+
+class _Made(threading.local):
+    """The arrays of a batch that this thread has taken, and not handed out yet; None: the end of the epoch. So a signal
+    loses no batch."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+
+
+class LoaderIterator:
+    """One epoch of a Loader. Begins it at the first `next()`."""
+
+    def __init__(self, loader: Loader, turn: int):
+        self._loader = loader
+        self._turn = turn
+        self._begun = False
+        self._over = False
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self._over:
+            raise StopIteration
+        if self._turn != loader._turn:
+            raise Closed(
+                "This iterator has ended: a newer one of this Loader was begun, or a state was loaded. For two loops "
+                "at once, make two Loaders."
+            )
+        if not self._begun:
+            epoch, made = loader._begin(), _Made()
+            loader._next_epoch, loader._at_beginning, loader._loaded_epoch = epoch + 1, False, None
+            loader._made, self._begun = made, True
+        made = loader._made
+        if not made.arrays:
+            loader._native.next_into(made.arrays)
+        arrays, none_made = made.arrays[0], []
+        if arrays is None:
+            self._over, loader._at_beginning, made.arrays = True, True, none_made
+            raise StopIteration
+        batch = loader._build(arrays)
+        loader._at_beginning, made.arrays = False, none_made  # the last step: see draw_into
+        return batch
+
+
+def _again(arguments: dict[str, Any], state: dict[str, Any] | None) -> Loader:
+    loader = Loader(**arguments)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def _refuse(name: str) -> None:
+    if name in _NOT_TAKEN:
+        raise InvalidArgument(f"A Loader does not take {name}: {_NOT_TAKEN[name]}.")
+    raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
+
+
+def _row_budget(given: int) -> int:
+    given = whole("row_budget_bytes", given, 0, what="a number of bytes")
+    return given or _core.default_row_budget(_core.host_memory_bytes()) // _others.processes_of_host()
+
+
+def _need_bfloat16(engine: _core.Engine, options: list) -> None:
+    if engine.is_cuda or "torch" in sys.modules or all(target != "bfloat16" for _, target, *_ in options):
+        return
+    try:
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        raise InvalidArgument(
+            'NumPy has no bfloat16: import torch, or install ml_dtypes, to get it on "host", or deliver float32.'
+        ) from None

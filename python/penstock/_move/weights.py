@@ -1,0 +1,205 @@
+"""load_safetensors and safetensors_info."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .. import _core
+from .._checks import numpy_for
+from .._engines import engine_for, engines_of, group_for, refuse_other_receivers, relays_of
+from .._errors import InvalidArgument
+from .._process_group import ProcessGroup
+from .._progress import Progress
+from .weight_types import view_of
+
+Path = str | os.PathLike
+
+# Python does not hear a signal that comes between its last look and the system call of a wait until the wait ends.
+HEARS_SIGNALS_S = 0.2
+
+
+def load_safetensors(
+    files: Path | Iterable[Path],
+    device: Any = "auto",
+    names: Iterable[str] | Mapping[str, slice | None] | None = None,
+    *,
+    group: Any = None,
+    relay: Any = None,
+) -> Any:
+    """Load the tensors of .safetensors files to a device.
+
+    `files` is a path, or several: the shards of one model. An index (`model.safetensors.index.json`) stands for its
+    shards, and a folder for its index, or else for all .safetensors files in it. Each byte is read once. On a GPU it is
+    read straight into pinned memory, and earlier bytes cross the link meanwhile. On "host" it is read into the memory
+    of the results.
+
+    Returns a dict from name to tensor, in the order of the files. Each tensor has its shape and dtype: PyTorch tensors
+    if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a GPU. They are ordinary tensors,
+    may be kept and written to, and begin at multiples of 512 bytes. The tensors of one file share one block of memory:
+    it is freed with the last of them, so a single tensor that is kept keeps the whole block. Clone it if that matters.
+    Without PyTorch, bfloat16 and 8-bit floats need `ml_dtypes`; a GPU then takes no 8-bit floats and complex numbers.
+
+    `names`: load only these tensors, in any order. Nothing else is read, nor gets memory. A dict gives a slice of the
+    first axis of each, or None for the whole tensor: `names={"embed.weight": slice(0, 4096)}` reads 4096 rows.
+
+    `group`, `relay`: as in `to_device`. With `group`, a list of devices, each receives all tensors, and the result is a
+    list of dicts, one for each device. Each byte is read once. With `relay`, a list of other devices or "auto", their
+    links help to fill `device`. With a ProcessGroup, all its processes load tensors of the same names, types and
+    shapes together. Each reads a part of the bytes, and copies the parts of the others.
+
+    `device`: as in `to_device`. The memory is used only once the work that is queued on PyTorch's current stream is
+    done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile. If it takes seconds, a line on
+    the terminal, or in the notebook, says how far it is.
+
+    Raises InvalidArgument for an unknown device, or for a name that no file holds, with similar names. Raises Error for
+    a file that is not sound or is cut short meanwhile, with the file, the tensor and the offset; for a file that the
+    system does not open or read it is Python's own error, too, such as FileNotFoundError. Raises
+    Error, too, if two files hold a tensor of the same name, and for a type that penstock does not know. Raises
+    Unsupported for a dtype that the library of the tensors lacks; OutOfMemory, DeviceError.
+    """
+    paths = _paths(files)
+    wanted, rows = (None, {}) if names is None else _names(names)
+    shared, place = None, None
+    if isinstance(group, ProcessGroup):
+        group.refuse(False, relay)
+        engines = [engine_for(device)]
+        place = group.place(engines[0])
+    elif group is not None:
+        refuse_other_receivers(device, relay)
+        engines = engines_of("group", group)
+        shared = group_for(engines)
+    else:
+        engines = [engine_for(device)]
+        others = relays_of(engines[0], relay)
+        shared = group_for([*engines, *others]) if others else None
+    torch = sys.modules.get("torch")
+    if torch is None and not engines[0].is_cuda:
+        numpy_for("Loading to the host without PyTorch")
+    try:
+        load = _core.WeightLoad(engines, shared, place, paths, wanted, rows)
+        views = {tensor.name: view_of(tensor, engines[0].is_cuda) for tensor in load.opaque()}
+        load.start()
+    except Exception as error:
+        if place is not None:
+            place.tell(error)
+        raise
+    with Progress(lambda seconds: _progress_of(load, seconds)):
+        if place is None:
+            _wait(load, load.wait)
+        elif not _wait(load, load.fill_with_ranks):
+            load.send_all()
+            _wait(load, load.wait)
+    loaded = load.finish()
+    for tensors in loaded:
+        for name, view in views.items():
+            tensors[name] = view(tensors[name])
+    return loaded if place is None and group is not None else loaded[0]
+
+
+def _progress_of(load: _core.WeightLoad, seconds: float) -> str:
+    read = load.bytes_read / 1e9
+    return f"load_safetensors: {read:.1f} of {load.nbytes / 1e9:.1f} GB, {read / seconds:.2f} GB/s"
+
+
+class TensorInfo(NamedTuple):
+    """A tensor of a .safetensors file, before anything of it is read."""
+
+    dtype: str
+    """As the file writes it: "F32", "BF16", "F8_E4M3"."""
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+
+
+class SafetensorsInfo(NamedTuple):
+    """What the headers of .safetensors files say."""
+
+    tensors: dict[str, TensorInfo]
+    """By name, in the order of the files."""
+    metadata: dict[str, str]
+    """The texts of all files. If several have one of a name, it is the last one's."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def __repr__(self) -> str:
+        files = {tensor.file for tensor in self.tensors.values()}
+        return f"<penstock.SafetensorsInfo: {len(self.tensors)} tensors, {self.nbytes} bytes, {len(files)} files>"
+
+
+def safetensors_info(files: Path | Iterable[Path]) -> SafetensorsInfo:
+    """The names, types and shapes of the tensors in .safetensors files, and the files' metadata.
+
+    Only headers are read. `files` is what `load_safetensors` takes. Raises as it does.
+    """
+    headers = _core.read_weight_headers(_paths(files))
+    tensors = {
+        tensor.name: TensorInfo(tensor.type, tuple(tensor.shape), tensor.nbytes, str(header.path))
+        for header in headers
+        for tensor in header.tensors
+    }
+    return SafetensorsInfo(tensors, {name: text for header in headers for name, text in header.metadata.items()})
+
+
+def _paths(files: Path | Iterable[Path]) -> list[str]:
+    if isinstance(files, (str, os.PathLike)):
+        files = [files]
+    if hasattr(files, "read"):
+        raise InvalidArgument("files is a path, not an open file: pass its path, such as `file.name`.")
+    if isinstance(files, bytes | bytearray | memoryview):
+        raise InvalidArgument("files is a path, not bytes: if they are a file's content, write them to a file.")
+    try:
+        paths = [os.fsdecode(file) for file in files]
+    except TypeError:
+        raise InvalidArgument(f"files is a path or an iterable of paths, not {files!r}.") from None
+    if not paths:
+        raise InvalidArgument("files holds no path. Give the path of a .safetensors file.")
+    return paths
+
+
+def _names(names: Iterable[str] | Mapping[str, slice | None]) -> tuple[list[str], dict[str, _core.WeightRows]]:
+    listed = None if isinstance(names, str) else list(names)
+    if listed is None or not all(isinstance(name, str) for name in listed):
+        raise InvalidArgument(f"names is an iterable of the tensors' names, not {names!r}.")
+    slices = dict(names) if isinstance(names, Mapping) else {}
+    return listed, {name: _rows(name, part) for name, part in slices.items() if part is not None}
+
+
+def _rows(name: str, part: Any) -> _core.WeightRows:
+    ends = (part.start, part.stop) if isinstance(part, slice) else (part,)
+    if len(ends) != 2 or part.step not in (None, 1) or not all(end is None or type(end) is int for end in ends):
+        raise InvalidArgument(
+            f"names['{name}'] is a slice of the first axis without a step, such as slice(0, 10), or None for the whole "
+            f"tensor, not {part!r}."
+        )
+    return _core.WeightRows(*ends)
+
+
+def _wait(load: _core.WeightLoad, step: Callable[[], Any]) -> Any:
+    """The result of a step of `load`, which runs in a thread, as only Python's own waits hear signals. If one raises,
+    that thread keeps the load until its memory is written no more."""
+    failures: list[BaseException] = []
+    results: list[Any] = []
+
+    def wait() -> None:
+        try:
+            results.append(step())
+        except BaseException as error:
+            failures.append(error)
+
+    waiter = threading.Thread(target=wait, name="penstock-load")
+    try:
+        waiter.start()
+        while waiter.is_alive():
+            waiter.join(HEARS_SIGNALS_S)
+    except BaseException:
+        load.cancel()
+        raise
+    if failures:
+        raise failures[0]
+    return results[0]

@@ -1,0 +1,99 @@
+#include "loader/file_field.hpp"
+
+#include "frameworks.hpp"
+#include "interpreter_lock.hpp"
+#include "storage.hpp"
+
+#include <penstock/data/open_dataset.hpp>
+
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace penstock::python {
+namespace {
+
+class RenamedReader final : public FieldReader {
+ public:
+  RenamedReader(std::string name, std::shared_ptr<const FieldReader> reader)
+      : reader_(std::move(reader)), field_(reader_->field()) {
+    field_.name = std::move(name);
+  }
+
+  [[nodiscard]] const Field& field() const noexcept override { return field_; }
+  [[nodiscard]] std::uint64_t sample_count() const noexcept override { return reader_->sample_count(); }
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind stores) const override {
+    reader_->gather(indices, destination, stores);
+  }
+  [[nodiscard]] std::span<const std::byte> memory() const noexcept override { return reader_->memory(); }
+  [[nodiscard]] bool is_strided() const noexcept override { return reader_->is_strided(); }
+  [[nodiscard]] std::span<const std::byte> allocation() const noexcept override {
+    return reader_->allocation();
+  }
+  [[nodiscard]] bool is_file_mapping() const noexcept override { return reader_->is_file_mapping(); }
+
+ private:
+  std::shared_ptr<const FieldReader> reader_;
+  Field field_;
+};
+
+class SampleStorage final : public Storage {
+ public:
+  explicit SampleStorage(std::size_t bytes) : bytes_(bytes) { data_ = bytes_.data(); }
+  [[nodiscard]] std::span<std::byte> bytes() noexcept { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+std::vector<FileField> open_files(const std::filesystem::path& path) {
+  const Unlocked unlocked;
+  const Dataset file = open_dataset({path});
+  std::vector<FileField> fields;
+  for (std::size_t field = 0; field < file.field_count(); ++field) fields.push_back({file, field});
+  return fields;
+}
+
+const Field& field_of(const FileField& self) { return self.file.field(self.field); }
+
+nb::object sample(const FileField& self, std::int64_t index) {
+  const auto count = static_cast<std::int64_t>(self.file.sample_count());
+  if (index < -count || index >= count) throw nb::index_error("the dataset has fewer samples");
+  const std::uint64_t indices[] = {static_cast<std::uint64_t>(index < 0 ? index + count : index)};
+  const auto storage = std::make_shared<SampleStorage>(self.file.sample_bytes(self.field));
+  self.file.gather(self.field, indices, storage->bytes());
+  const Leaf leaf = describe(field_of(self).dtype, field_of(self).shape);
+  const TensorView view = leaf.view(storage, storage->data(), {});
+  return Torch::get() != nullptr ? Torch::get()->make(view) : NumPy::get()->make(view);
+}
+
+}  // namespace
+
+std::shared_ptr<const FieldReader> read_file_field(const std::string& name, nb::handle array) {
+  if (!nb::isinstance<FileField>(array)) return nullptr;
+  const auto& field = nb::cast<const FileField&>(array);
+  return std::make_shared<RenamedReader>(name, field.file.reader(field.field));
+}
+
+void bind_file_field(nb::module_& module) {
+  nb::class_<FileField>(module, "FileField", "An array in a file.")
+      .def_prop_ro("name", [](const FileField& self) { return field_of(self).name; })
+      .def_prop_ro("dtype",
+                   [](const FileField& self) { return std::string(dtype_name(field_of(self).dtype)); })
+      .def_prop_ro("ndim", [](const FileField& self) { return field_of(self).shape.size() + 1; })
+      .def("__len__", [](const FileField& self) { return self.file.sample_count(); })
+      .def("__getitem__", &sample, nb::arg("index"), "One sample, in memory of its own.");
+  module.def("open_files", &open_files, nb::arg("path"),
+             "The arrays of a file, or of the files of a directory: see open_dataset.");
+}
+
+}  // namespace penstock::python

@@ -1,0 +1,245 @@
+#include "loader/native_loader.hpp"
+
+#include "arrays.hpp"
+#include "frameworks.hpp"
+#include "interpreter_lock.hpp"
+#include "loader/file_field.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/data/readers.hpp>
+#include <penstock/data/rows.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <utility>
+
+namespace penstock::python {
+namespace {
+
+DType dtype_of(const std::string& name, const dlpack::DataType& dtype) {
+  if (const auto known = known_dtype(dtype)) return *known;
+  throw InvalidArgument("Field '" + name +
+                        "' has an unknown dtype; convert it to a bool, integer or float type.");
+}
+
+// Owns a Python object. It may be released from any thread, also after the interpreter's end.
+std::shared_ptr<const void> keep_alive(const nb::object& object) {
+  PyObject* pointer = nb::object(object).release().ptr();
+  return {static_cast<const void*>(pointer), [pointer](const void*) {
+            if (!nb::is_alive()) return;
+            const Locked locked;
+            Py_DECREF(pointer);
+          }};
+}
+
+std::span<const std::byte> enclosing(const Leaf& leaf, const std::byte* data, std::size_t bytes) {
+  const bool encloses = data <= leaf.data && leaf.data + leaf.bytes <= data + bytes;
+  return encloses ? std::span(data, bytes) : std::span<const std::byte>();
+}
+
+// The memory that the array is a part of: a tensor's storage, or the array that a NumPy array is a slice of.
+std::span<const std::byte> allocation_of(const nb::object& array, const Leaf& leaf) {
+  if (leaf.framework == Framework::torch) {
+    const nb::object storage = array.attr("untyped_storage")();
+    return enclosing(leaf,
+                     reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(storage.attr("data_ptr")())),
+                     nb::cast<std::size_t>(storage.attr("nbytes")()));
+  }
+  nb::object outer = array;
+  for (nb::object base = outer.attr("base"); NumPy::get()->is_array_exactly(base.ptr());
+       base = outer.attr("base")) {
+    outer = std::move(base);
+  }
+  Leaf whole;
+  if (!NumPy::get()->read(whole, outer.ptr())) return {};
+  return enclosing(leaf, whole.data, whole.bytes);
+}
+
+[[noreturn]] void refuse_array(const std::string& name) {
+  throw InvalidArgument("Field '" + name +
+                        "' is not an array of whole bytes that lie side by side, or its dtype is not known; "
+                        "convert it to a bool, integer or float type.");
+}
+
+/// Bytes from one sample of an array to the next.
+std::int64_t stride_of(const nb::object& array, const Leaf& leaf) {
+  if (leaf.framework != Framework::torch) return nb::cast<std::int64_t>(array.attr("strides")[nb::int_(0)]);
+  return nb::cast<std::int64_t>(array.attr("stride")(0)) * (leaf.dtype.bits / 8);
+}
+
+/// Describes an array of which each sample lies side by side, and returns the distance of the samples: 0 if
+/// they lie side by side, too. Otherwise `leaf` spans the gaps between them.
+std::size_t describe_samples(Leaf& leaf, const std::string& name, const nb::object& array) {
+  if (read_exactly(leaf, array.ptr())) return 0;
+  if (nb::len(array) < 2 || !read_exactly(leaf, nb::object(array[nb::slice(0, 1)]).ptr())) refuse_array(name);
+  const std::int64_t stride = stride_of(array, leaf);
+  if (stride <= static_cast<std::int64_t>(leaf.bytes)) refuse_array(name);
+  leaf.bytes += (nb::len(array) - 1) * static_cast<std::size_t>(stride);
+  return static_cast<std::size_t>(stride);
+}
+
+FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
+  if (FieldReaderPtr file = read_file_field(name, array)) return file;
+  Leaf leaf;
+  const std::size_t stride = describe_samples(leaf, name, array);
+  if (leaf.ndim() == 0)
+    throw InvalidArgument("Field '" + name + "' is a scalar; its first axis must count samples.");
+  Field field;
+  field.name = name;
+  field.dtype = dtype_of(name, leaf.dtype);
+  field.shape.assign(leaf.shape() + 1, leaf.shape() + leaf.ndim());
+  const auto allocation = allocation_of(array, leaf);
+  if (leaf.framework == Framework::torch && leaf.bytes > 0 && allocation.empty()) {
+    throw InvalidArgument("Field '" + name +
+                          "' is a tensor whose storage is smaller than the tensor: it was freed or resized.");
+  }
+  // A tensor may be given other memory while it is read; its storage keeps this one.
+  const nb::object owner = leaf.framework == Framework::torch
+                               ? nb::object(nb::make_tuple(array, array.attr("untyped_storage")()))
+                               : array;
+  const std::span memory(leaf.data, leaf.bytes);
+  if (stride != 0) return read_strided(std::move(field), memory, stride, keep_alive(owner));
+  return read_array(std::move(field), memory, keep_alive(owner), allocation);
+}
+
+Loader make_loader(const Engine& engine, Dataset dataset, LoaderOptions options) {
+  engine.refuse_closed();
+  const LinkProfile& profile = engine.profile();
+  if (profile.measured) options.profile = profile;
+  const Unlocked unlocked;
+  return Loader(std::move(dataset), engine.device(), std::move(options));
+}
+
+std::vector<NativeLoader::ColumnRun> column_runs(const FeedPlan& plan) {
+  std::vector<std::size_t> columns;
+  for (std::size_t f = 0; f < plan.delivered().size(); ++f) {
+    if (plan.fields[f].is_column()) columns.push_back(f);
+  }
+  const auto field = [&](std::size_t f) -> const FieldPlan& { return plan.fields[f]; };
+  std::ranges::sort(columns, {}, [&](std::size_t f) { return field(f).slot_offset; });
+  std::vector<NativeLoader::ColumnRun> runs;
+  for (const std::size_t f : columns) {
+    if (!runs.empty()) {
+      auto& run = runs.back();
+      const FieldPlan& last = field(run.fields.back());
+      const std::size_t distance = field(f).slot_offset - last.slot_offset;
+      const bool alike = last.to == field(f).to && last.stored.shape == field(f).stored.shape;
+      if (alike && distance == run.samples * field(f).delivered_bytes) {
+        run.fields.push_back(f);
+        continue;
+      }
+    }
+    runs.push_back({.fields = {f}, .samples = plan.column_samples(field(f))});
+  }
+  std::erase_if(runs, [](const auto& run) { return run.fields.size() == 1; });
+  return runs;
+}
+
+}  // namespace
+
+Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arrays) {
+  std::vector<FieldReaderPtr> readers;
+  for (const auto& [name, array] : arrays) readers.push_back(read_field(name, array));
+  return Dataset(std::move(readers));
+}
+
+NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options,
+                           nb::object mark)
+    : engine_(std::move(engine)),
+      mark_(std::move(mark)),
+      loader_(make_loader(*engine_, make_dataset(fields), std::move(options)), {engine_}) {
+  runs_ = column_runs(loader_->plan());
+}
+
+nb::object NativeLoader::next() {
+  engine_->refuse_closed();
+  return loader_.next([&](const auto& leases) {
+    return mark_.is_none() ? make_all(leases.front()) : make_again(leases.front());
+  });
+}
+
+nb::list NativeLoader::make_all(const std::shared_ptr<LeaseStorage>& storage) const {
+  const DeviceBatch& leased = storage->batch();
+  std::vector<nb::object> made(leased.field_count());
+  if (Torch::get() != nullptr) {
+    for (const ColumnRun& run : runs_) take_apart(storage, run, made);
+  }
+  nb::list arrays;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    arrays.append(made[i].is_valid() ? made[i] : make(storage, leased.field(i)));
+  }
+  return arrays;
+}
+
+void NativeLoader::take_apart(const std::shared_ptr<LeaseStorage>& storage, const ColumnRun& run,
+                              std::vector<nb::object>& made) const {
+  DeviceField all = storage->batch().field(run.fields.front());
+  const std::size_t samples = all.shape[0];
+  all.shape[0] = run.fields.size() * run.samples;
+  const nb::object one = make(storage, all);
+  // Between the columns of a smaller batch there are gaps.
+  const std::size_t gap = run.samples - samples;
+  nb::list sizes;
+  for (std::size_t i = 0; i < run.fields.size(); ++i) {
+    sizes.append(samples);
+    if (gap > 0) sizes.append(gap);
+  }
+  // PyTorch's unsafe_split takes a third longer.
+  const nb::tuple parts(nb::module_::import_("torch").attr("unsafe_split_with_sizes")(one, sizes));
+  for (std::size_t i = 0; i < run.fields.size(); ++i) made[run.fields[i]] = parts[gap > 0 ? 2 * i : i];
+}
+
+nb::list NativeLoader::make_again(const std::shared_ptr<LeaseStorage>& storage) {
+  const DeviceBatch& leased = storage->batch();
+  const std::byte* const data = leased.field(0).data;
+  const std::uint64_t samples = leased.size();
+  const auto known = std::ranges::find_if(
+      fixed_, [&](const FixedLease& one) { return one.data == data && one.samples == samples; });
+  const auto listed = [](const FixedLease& lease) {
+    nb::list arrays;
+    for (const FixedArray& array : lease.arrays) arrays.append(array.object());
+    return arrays;
+  };
+  // Whatever throws comes first: it leaves the batch in `storage`, for the next call.
+  if (known != fixed_.end()) {
+    nb::list arrays = listed(*known);
+    known->storage->lease(storage->take());
+    known->number = handed_out_++;
+    return arrays;
+  }
+  FixedLease made;
+  made.data = data;
+  made.samples = samples;
+  made.storage = storage;
+  const OutsideInferenceMode mode;
+  for (std::size_t i = 0; i < leased.field_count(); ++i) {
+    made.arrays.emplace_back(make(storage, leased.field(i)), mark_);
+  }
+  nb::list arrays = listed(made);
+  made.number = handed_out_++;
+  fixed_.push_back(std::move(made));
+  return arrays;
+}
+
+bool NativeLoader::end_leases() {
+  const std::size_t before = fixed_.size();
+  bool in_time = true;
+  std::erase_if(fixed_, [&](const FixedLease& one) {
+    if (!one.storage->is_leased()) return false;
+    if (are_kept(one.arrays)) {
+      in_time = in_time && handed_out_ - one.number <= loader_->options().prefetch_depth;
+      return false;
+    }
+    {
+      const Unlocked unlocked;
+      one.storage->let_go();
+    }
+    return were_changed(one.arrays);
+  });
+  if (fixed_.size() < before) refuse_changed();
+  return in_time;
+}
+
+}  // namespace penstock::python

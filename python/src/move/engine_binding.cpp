@@ -1,0 +1,46 @@
+#include "move/engine.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <utility>
+
+namespace penstock::python {
+
+void bind_engine(nb::module_& module) {
+  nb::class_<Flight>(module, "Flight", "A nest on its way to a device.")
+      .def("land", &Flight::land, "The nest with its arrays on the device; callable once.")
+      .def("release_sources", &Flight::release_sources,
+           "Blocks until the arrays that were sent are no longer read.")
+      .def_prop_ro("bytes", &Flight::bytes, "Bytes of the arrays that are sent.")
+      .def_prop_ro("arrays", &Flight::arrays, "Number of arrays that are sent.")
+      .def_prop_ro("samples", &Flight::samples,
+                   "Extent of the first array's first axis; 0 if there is none.");
+
+  nb::class_<Engine>(module, "Engine", "Sends to one device.")
+      .def(nb::new_(&Engine::open), nb::arg("spec"), nb::arg("cache_directory") = nb::none())
+      .def(
+          "send",
+          [](Engine& self, nb::handle tree, nb::handle expand, bool pin) {
+            return self.send(tree, expand, pin);
+          },
+          nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false)
+      .def("close", &Engine::close)
+      .def("in_flight", &Engine::in_flight, "Sets of transfers that nobody waits for and that are not done.")
+      .def(
+          "reaches",
+          [](const Engine& self, const Engine& other) { return self.device().can_reach(other.device()); },
+          nb::arg("other"), "Whether copies on this device can name memory of the other.")
+      .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })
+      .def_prop_ro("memory_bytes", [](const Engine& engine) { return engine.device().memory().total; })
+      .def_prop_ro("numa_node", [](const Engine& engine) { return engine.info().numa_node; })
+      .def_prop_ro("is_cuda", &Engine::is_cuda)
+      .def_prop_ro("index", &Engine::index);
+
+  module.def("use_exchange_api", &Torch::use_exchange_api, nb::arg("use"));
+}
+
+}  // namespace penstock::python
