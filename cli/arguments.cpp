@@ -1,27 +1,20 @@
 #include "arguments.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/error.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
-#include <charconv>
-#include <iterator>
+#include <cstdint>
 #include <limits>
+#include <string>
 
 namespace penstock::cli {
 
 namespace {
 
-constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::uint64_t kMostRanks = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMostWorkers = 1 << 16;
-constexpr double kLongestMilliseconds = 1e6;
-
-const CLI::Validator kNotEmpty([](const std::string& text) { return text.empty() ? "it is empty" : ""; }, "");
 
 void add_what(CLI::App& command, FeedOptions& options) {
   add_sources(command, "SOURCES", options.sources,
@@ -33,16 +26,16 @@ void add_what(CLI::App& command, FeedOptions& options) {
                  "Another directory in which names are looked up");
   add_bytes(command, "--load-limit", options.load_limit,
             "Read files up to this size into memory, and map larger ones (default: a quarter of the memory)");
-  add_count(command, "--batch", options.batch, 1, kMost, "Samples in a batch", "256");
-  add_count(command, "--epochs", options.epochs, 1, kMost, "Times through the dataset", "1");
+  add_count(command, "--batch", options.batch, 1, kMostCount, "Samples in a batch", "256");
+  add_count(command, "--epochs", options.epochs, 1, kMostCount, "Times through the dataset", "1");
   command.add_flag("--shuffle", options.shuffle, "Feed in another order each epoch");
   add_count(command, "--seed", options.seed, 0, std::numeric_limits<std::uint64_t>::max(),
             "Seed of the shuffle", "0");
   command.add_flag(
       "--drop-last", options.drop_last,
       "Leave out a last batch that is not full, and samples that do not fill a step of all ranks");
-  add_count(command, "--rank", options.rank, 0, kMost, "This process's part of each epoch, counted from 0",
-            "0");
+  add_count(command, "--rank", options.rank, 0, kMostCount,
+            "This process's part of each epoch, counted from 0", "0");
   add_count(command, "--world-size", options.world_size, 1, kMostRanks, "Processes that share each epoch",
             "1");
 }
@@ -91,101 +84,6 @@ void add_account(CLI::App& command, FeedOptions& options) {
 }
 
 }  // namespace
-
-std::uint64_t parse_count(const char* option, const std::string& text, std::uint64_t least,
-                          std::uint64_t most) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (whole && number >= least && number <= most) return number;
-  const bool large = error == std::errc::result_out_of_range || (whole && number > most);
-  throw CLI::ValidationError(
-      option, large && most >= kUnlimited ? fmt::format("{} is too large; use at most {}", text, most)
-              : most >= kUnlimited
-                  ? fmt::format("'{}' is not a whole number of {} or more", text, least)
-                  : fmt::format("'{}' is not a whole number from {} to {}", text, least, most));
-}
-
-CLI::Option* add_off_flag(CLI::App& command, const char* name, bool& value, const std::string& description) {
-  return command.add_flag_callback(name, [&value] { value = false; }, description);
-}
-
-CLI::Option* add_time(CLI::App& command, const char* name, const std::string& unit, double least, double most,
-                      const std::function<void(double)>& take, const std::string& description) {
-  return command
-      .add_option_function<std::string>(
-          name,
-          [=](const std::string& text) {
-            double number = 0;
-            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-            const bool whole = error == std::errc() && end == text.data() + text.size();
-            if (!whole || !(number >= least && number <= most)) {
-              throw CLI::ValidationError(
-                  name, fmt::format("'{}' is not a time from {} to {} {}", text, least, most, unit));
-            }
-            take(number);
-          },
-          description)
-      ->type_name("X");
-}
-
-CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
-                       const std::string& description) {
-  return command
-      .add_option_function<std::string>(
-          name,
-          [&bytes, name](const std::string& text) {
-            try {
-              bytes = parse_bytes(text);
-            } catch (const InvalidArgument& error) {
-              throw CLI::ValidationError(name, error.what());
-            }
-          },
-          description)
-      ->type_name("SIZE");
-}
-
-CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice, const std::string& type,
-                        const std::vector<std::string>& choices, const std::string& description) {
-  const std::string listed =
-      fmt::format("{} or {}", fmt::join(choices.begin(), std::prev(choices.end()), ", "), choices.back());
-  const auto known = [choices, listed](const std::string& text) {
-    return std::find(choices.begin(), choices.end(), text) != choices.end()
-               ? std::string()
-               : fmt::format("'{}' is unknown; use {}", text, listed);
-  };
-  return command.add_option(name, choice, fmt::format("{}: {}", description, listed))
-      ->type_name(type)
-      ->check(known, "");
-}
-
-CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
-                            const std::string& type, const std::string& description) {
-  return command.add_option(name, values, description)
-      ->type_name(type)
-      ->allow_extra_args(false)
-      ->check(kNotEmpty);
-}
-
-CLI::Option* add_file(CLI::App& command, const char* name, std::string& file,
-                      const std::string& description) {
-  return command.add_option(name, file, description)->type_name("FILE")->check(kNotEmpty);
-}
-
-void add_sources(CLI::App& command, const char* name, std::vector<std::string>& sources,
-                 const std::string& description) {
-  command.add_option(name, sources, description)->required()->type_name("")->check(kNotEmpty);
-}
-
-void add_json(CLI::App& command, std::string& file, const std::string& description) {
-  add_file(command, "--json", file,
-           fmt::format("Write {} as JSON to FILE; - is standard output, with nothing else", description));
-}
-
-CLI::Option* add_device(CLI::App& command, std::string& device) {
-  return command.add_option("--device", device, "cuda:N, host, host:N, host:N,key=value,..., or auto")
-      ->type_name("SPEC");
-}
 
 void add_feed(CLI::App& app, FeedOptions& options) {
   CLI::App* command = app.add_subcommand("feed", "Feed a dataset to a device, and say where the time went");
@@ -262,7 +160,7 @@ void add_predict(CLI::App& app, PredictOptions& options) {
       ->type_name("KIND|TYPE");
   of_transfer(add_choice(*command, "--path", options.path, "PATH",
                          {"automatic", "direct", "staged", "packed"}, "Path of the transfer"));
-  of_feed(add_count(*command, "--batch", options.batch, 1, kMost, "Samples in a batch", "256"));
+  of_feed(add_count(*command, "--batch", options.batch, 1, kMostCount, "Samples in a batch", "256"));
   of_feed(command->add_flag("--shuffle", options.shuffle, "Samples of a batch lie apart"));
   of_feed(add_time(
       *command, "--step-ms", "milliseconds", 0, kLongestMilliseconds,
@@ -286,94 +184,6 @@ void add_predict(CLI::App& app, PredictOptions& options) {
       "  penstock predict --samples 147KiB --batch 256 --shuffle --step-ms 5 --to float32\n"
       "  penstock predict --samples 1KiB --batch 4096 --shuffle --residency 0.5 --gather zero-copy\n"
       "  penstock predict --samples 147KiB --step-ms 5 --fetch-ms 80 --collate-ms 10 --workers 4");
-}
-
-void add_doctor(CLI::App& app, DoctorOptions& options) {
-  CLI::App* command = app.add_subcommand(
-      "doctor", "Say where a training loop loses time to its data, or what limits a PyTorch DataLoader");
-  CLI::Option* trace =
-      command
-          ->add_option("TRACE", options.traces,
-                       "Trace that PyTorch's profiler exported: .json or .json.gz; several are compared as "
-                       "those of ranks; or a folder that --record made")
-          ->type_name("FILE")
-          ->check(kNotEmpty);
-  CLI::Option* budget =
-      add_file(*command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3");
-  CLI::Option* profile =
-      add_file(*command, "--profile", options.profile,
-               "Link profile of the machine that was recorded; for a program, in place of the stored one");
-  CLI::Option* html = add_file(*command, "--html", options.html,
-                               "Write a page with the findings, a timeline and the link's curve to FILE");
-  CLI::Option* perfetto = add_file(
-      *command, "--perfetto", options.perfetto,
-      "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it");
-  CLI::Option* process = command
-                             ->add_option_function<std::string>(
-                                 "--process",
-                                 [&options](const std::string& text) {
-                                   options.process = parse_count("--process", text, 0, kMost);
-                                 },
-                                 "Of a folder with several processes, draw the one that has the number N in "
-                                 "the report, in place of "
-                                 "the first")
-                             ->type_name("N");
-  CLI::Option* loader = command
-                            ->add_option("--loader", options.loader,
-                                         "In place of a trace: Python file, and in it a DataLoader or a "
-                                         "function without arguments that returns one")
-                            ->type_name("FILE.py:NAME")
-                            ->excludes(trace, budget, profile, html, perfetto, process);
-  constexpr double kShortest = 0.01;
-  constexpr double kLongest = 3600;
-  add_time(
-      *command, "--seconds", "seconds", kShortest, kLongest,
-      [&options](double number) { options.seconds = number; },
-      "Time of each run: two to six, and one for each number of workers (default: 2)")
-      ->needs(loader);
-  add_time(
-      *command, "--step", "milliseconds", 0, kLongestMilliseconds,
-      [&options](double number) { options.step_ms = number; },
-      "The milliseconds that training takes for a batch, without the loader")
-      ->needs(loader);
-  CLI::Option* record =
-      add_file(*command, "--record", options.record, "Folder to keep the recordings of a program in")
-          ->type_name("FOLDER")
-          ->excludes(trace, loader);
-  command->add_flag("--no-lines", options.no_lines, "Record a program faster, without the lines of its calls")
-      ->excludes(trace, loader);
-  command
-      ->add_flag(
-          "--no-contents", options.no_contents,
-          "Record a program faster, without looking for the same data sent again and for widened values")
-      ->excludes(trace, loader);
-  command
-      ->add_option("--verify", options.verify,
-                   "Line of a shell that runs the changed program: compare what it gains with what was "
-                   "predicted")
-      ->type_name("LINE")
-      ->check(kNotEmpty)
-      ->excludes(trace, loader, budget, record);
-  add_json(*command, options.json, "the verdict");
-  command->footer(
-      "Examples:\n"
-      "  penstock doctor -- python train.py --epochs 1\n"
-      "      any CUDA program, as it is\n"
-      "  penstock doctor --record run -- torchrun train.py\n"
-      "  penstock doctor --verify 'python fixed.py' -- python train.py\n"
-      "      what did the change gain?\n"
-      "  penstock doctor trace.json.gz\n"
-      "  penstock doctor rank0.json rank1.json\n"
-      "      who keeps the others waiting?\n"
-      "  penstock doctor trace.json --html report.html --perfetto found.json.gz\n"
-      "  penstock doctor trace.json --budget budget.txt --json -\n"
-      "      in continuous integration\n"
-      "  penstock doctor --loader train.py:loader\n"
-      "  penstock doctor --loader train.py:make_loader --step 12\n"
-      "      does it keep up with a step of 12 ms?\n"
-      "--loader runs the Python that this command was installed into, or else the python3 of the PATH. It "
-      "needs\n"
-      "PyTorch and the penstock package.");
 }
 
 }  // namespace penstock::cli

@@ -1,32 +1,16 @@
 #pragma once
 
-#include "terminal.hpp"
-
-#include <penstock/device/device.hpp>
-#include <penstock/device/device_group.hpp>
-#include <penstock/transfer/group_profile.hpp>
-#include <penstock/transfer/link_profile.hpp>
+#include "cli/shared/environment.hpp"
+#include "cli/shared/link_profiles.hpp"
+#include "cli/shared/terminal.hpp"
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
-#include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace penstock::cli {
-
-/// The settings that the command takes from its environment. Nothing else reads the environment.
-struct Environment {
-  DeviceOptions device;                                    ///< PENSTOCK_LIBCUDA
-  std::optional<std::filesystem::path> cache_directory;    ///< XDG_CACHE_HOME, or HOME and .cache
-  std::vector<std::filesystem::path> dataset_directories;  ///< PENSTOCK_DATA, then the system's
-  std::vector<std::filesystem::path> chart_libraries;      ///< PENSTOCK_D3, or where d3.min.js usually is
-  std::string python;  ///< a program that has the package, or is looked for in the PATH
-  bool utf8 = false;
-};
 
 struct InfoOptions {
   std::string device;  ///< empty: all
@@ -117,66 +101,5 @@ struct FeedOptions {
   bool ascii = false;
 };
 int run_feed(const FeedOptions& options, const Environment& environment);
-
-struct DoctorOptions {
-  std::string loader;  ///< "FILE.py:NAME"
-  double seconds = 2;  ///< of each run
-  std::optional<double> step_ms;
-  /// Of PyTorch's profiler, several if they are of ranks; or a folder of recordings. In place of a loader.
-  std::vector<std::string> traces;
-  std::vector<std::string> command;  ///< a program and its arguments, in place of a trace
-  std::string verify;                ///< line of a shell that runs the changed program, empty for none
-  std::string record;                ///< folder to keep the command's recordings in, empty for none
-  std::string recorder;              ///< library to record with, empty: the one that lies beside the command
-  bool no_lines = false;             ///< record no places of calls
-  bool no_contents = false;          ///< record nothing of what copies contain
-  std::string budget;                ///< file, empty for none
-  std::string profile;               ///< link profile of the machine that was recorded, empty for none
-  std::string json;                  ///< file, "-" for standard output, empty for none
-  std::string html;                  ///< file for a page, empty for none
-  std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
-  std::optional<std::uint64_t> process;  ///< to draw; nullopt: the first one that used a GPU
-};
-/// Examines a trace or a program; or runs python3, and throws Error if that ends without a verdict.
-int run_doctor(const DoctorOptions& options, const Environment& environment);
-/// Returns kBudgetBroken if a budget is given and the trace, or a process of the recording, does not keep to
-/// it.
-int run_trace_doctor(const DoctorOptions& options, const Environment& environment);
-inline constexpr int kBudgetBroken = 3;
-/// Runs the command and examines what it did. If its exit status is 0, runs the changed program, if there is
-/// one, and compares. Returns the first exit status that is not 0; if there is none, 1 if what it did cannot
-/// be examined or written, or kBudgetBroken as above.
-int run_recording_doctor(const DoctorOptions& options, const Environment& environment);
-
-/// The options ask for something impossible: exit status 2, as for options that cannot be read.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-/// The file of the profile of `device`: `file`, or one in the cache. Throws Error if there is neither.
-[[nodiscard]] std::filesystem::path profile_file(const std::string& file, const DeviceInfo& device,
-                                                 const Environment& environment);
-/// The profile in `file`, or nullopt. If there is one that cannot be used, stderr and `ignored` say why.
-[[nodiscard]] std::optional<LinkProfile> stored_profile(const std::filesystem::path& file,
-                                                        const DeviceInfo& device,
-                                                        std::string* ignored = nullptr);
-
-/// The same two for a group of devices.
-[[nodiscard]] std::filesystem::path profile_file(const std::string& file, const DeviceGroup& group,
-                                                 const Environment& environment);
-[[nodiscard]] std::optional<GroupProfile> stored_profile(const std::filesystem::path& file,
-                                                         const DeviceGroup& group);
-
-/// Throws Error if storing a profile in `file` would replace something other than a regular file, or, if the
-/// user `named` the file, other than a profile. A damaged profile may be replaced.
-void require_profile_place(const std::filesystem::path& file, bool named);
-
-/// "55.6": bytes per second in GB/s, with three significant digits.
-[[nodiscard]] std::string format_rate(double bytes_per_second);
-/// "PCIe 5 x16", or "not stated".
-[[nodiscard]] std::string format_link(const LinkInfo& link);
-/// The same for a device. Says so if it does not have a link.
-[[nodiscard]] std::string link_text(const DeviceInfo& device);
 
 }  // namespace penstock::cli

@@ -1,9 +1,9 @@
+#include "cli/shared/output.hpp"
+#include "cli/shared/page.hpp"
+#include "cli/shared/signals.hpp"
 #include "feed_fields.hpp"
 #include "feed_report.hpp"
 #include "feed_run.hpp"
-#include "output.hpp"
-#include "page.hpp"
-#include "signals.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>

@@ -1,7 +1,7 @@
 #include "feed_report.hpp"
 
-#include "page.hpp"
-#include "report_files.hpp"
+#include "cli/shared/page.hpp"
+#include "page_texts.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/feed_figures.hpp>
@@ -266,10 +266,10 @@ std::string feed_report(const FeedAccount& account, const std::optional<std::str
   const std::size_t end = std::min(sentence.find(". "), sentence.size() - 1) + 1;
   const std::string advice =
       joined({sentence.substr(std::min(end + 1, sentence.size())), step_advice(account)});
-  const PagePictures pictures = page_pictures(chart_library, kFeedScript);
+  const PageParts parts = page_parts(chart_library, "", kFeedScript);
   return filled(kFeedPage,
                 {{"title", escaped(joined(account.options.sources)) + " to " + escaped(account.device.name)},
-                 {"css", std::string(kPageStyle) + pictures.style},
+                 {"css", parts.style},
                  {"sentence", prose(sentence.substr(0, end))},
                  {"advice", prose(advice)},
                  {"date", escaped(when(account.started))},
@@ -282,7 +282,7 @@ std::string feed_report(const FeedAccount& account, const std::optional<std::str
                  {"options", options_table(account)},
                  {"machine", machine_table(account)},
                  {"data", data_text(account)},
-                 {"scripts", pictures.scripts}});
+                 {"scripts", parts.scripts}});
 }
 
 }  // namespace penstock::cli

@@ -1,6 +1,6 @@
 #include "feed_run.hpp"
 
-#include "signals.hpp"
+#include "cli/shared/signals.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>

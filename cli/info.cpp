@@ -1,5 +1,5 @@
+#include "cli/shared/output.hpp"
 #include "commands.hpp"
-#include "output.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>

@@ -1,7 +1,7 @@
+#include "cli/shared/output.hpp"
+#include "cli/shared/signals.hpp"
 #include "group_report.hpp"
 #include "link_report.hpp"
-#include "output.hpp"
-#include "signals.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>

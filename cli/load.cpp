@@ -1,6 +1,6 @@
+#include "cli/shared/output.hpp"
+#include "cli/shared/signals.hpp"
 #include "commands.hpp"
-#include "output.hpp"
-#include "signals.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/data/weights.hpp>

@@ -1,8 +1,9 @@
 #include "run_command.hpp"
 
 #include "arguments.hpp"
-#include "output.hpp"
-#include "signals.hpp"
+#include "cli/shared/output.hpp"
+#include "cli/shared/signals.hpp"
+#include "doctor/command/doctor_command.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/log.hpp>

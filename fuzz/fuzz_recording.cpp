@@ -1,7 +1,7 @@
-#include "doctor/recording.hpp"
+#include "doctor/read/recording.hpp"
+#include "doctor/rules/findings.hpp"
 
 #include <penstock/core/error.hpp>
-#include <penstock/doctor/findings.hpp>
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,7 +1,7 @@
-#include "doctor/torch_trace.hpp"
+#include "doctor/read/torch_trace.hpp"
+#include "doctor/rules/findings.hpp"
 
 #include <penstock/core/error.hpp>
-#include <penstock/doctor/findings.hpp>
 
 #include <algorithm>
 #include <cstdlib>

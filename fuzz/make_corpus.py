@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the seeds under fuzz/corpus: small files, some right (ok-*), the others wrong in one way each (bad-*).
 
-The fuzzers start from them, and tests/data/corpus_test.cpp, tests/doctor/torch_trace_test.cpp and
-tests/recorder/recording_test.cpp expect of each what its name says. Only the packed bytes depend on the zlib at hand.
+The fuzzers start from them, and tests/data/corpus_test.cpp, doctor/tests/torch_trace_test.cpp and
+doctor/tests/recorder/recording_test.cpp expect of each what its name says. Only the packed bytes depend on the zlib at hand.
 Usage: make_corpus.py [DIRECTORY]
 """
 

@@ -10,8 +10,15 @@ set_target_properties(penstock::penstock PROPERTIES
   IMPORTED_LOCATION ${PENSTOCK_BUILT}/src/libpenstock.a
   INTERFACE_INCLUDE_DIRECTORIES ${CMAKE_CURRENT_SOURCE_DIR}/../include
   INTERFACE_LINK_LIBRARIES "Threads::Threads;fmt::fmt;ZLIB::ZLIB;${CMAKE_DL_LIBS}")
-add_library(penstock_command STATIC IMPORTED)
-set_target_properties(penstock_command PROPERTIES
-  IMPORTED_LOCATION ${PENSTOCK_BUILT}/cli/libpenstock_command.a
-  INTERFACE_INCLUDE_DIRECTORIES ${CMAKE_CURRENT_SOURCE_DIR}/../cli
-  INTERFACE_LINK_LIBRARIES penstock::penstock)
+# The command, the doctor in it, and what both share.
+foreach(part cli:command doctor:doctor cli/shared:cli_shared)
+  string(REPLACE : ";" part ${part})
+  list(GET part 0 folder)
+  list(GET part 1 name)
+  add_library(penstock_${name} STATIC IMPORTED)
+  set_target_properties(penstock_${name} PROPERTIES IMPORTED_LOCATION ${PENSTOCK_BUILT}/${folder}/libpenstock_${name}.a)
+endforeach()
+target_include_directories(penstock_command INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/../cli)
+target_link_libraries(penstock_command INTERFACE penstock_doctor)
+target_link_libraries(penstock_doctor INTERFACE penstock_cli_shared)
+target_link_libraries(penstock_cli_shared INTERFACE penstock::penstock)

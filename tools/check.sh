@@ -15,7 +15,7 @@ changed() {
   git diff --name-only --diff-filter=d "${BASE:-HEAD}" -- "$@"
   git ls-files --others --exclude-standard -- "$@"
 }
-mapfile -t sources < <(changed 'src/*.cpp' 'cli/*.cpp' 'tests/*.cpp' 'benchmarks/*.cpp')
+mapfile -t sources < <(changed 'src/*.cpp' 'cli/*.cpp' 'doctor/*.cpp' 'tests/*.cpp' 'benchmarks/*.cpp')
 if [ ${#sources[@]} -gt 0 ]; then
   run-clang-tidy-19 -quiet -p build/ci -j "${JOBS:-$(nproc)}" "${sources[@]/#/$PWD/}"
 fi

@@ -3,7 +3,7 @@
 
 A layer may include its own headers, and the public and shared ones of the layers below it: <penstock/LAYER/...> is what users
 include, "LAYER/shared/..." is what higher layers may include besides. The rest of src/LAYER/ is the layer's own. Checked are
-include/, src/, cli/, recorder/ and python/; tests and benchmarks may include anything.
+include/, src/, doctor/, cli/ and python/; tests and benchmarks may include anything.
 """
 
 import pathlib
@@ -19,7 +19,6 @@ LAYERS = {
     "link": {"core", "device", "memory", "transfer"},
     "data": {"core"},
     "loader": {"core", "device", "memory", "transfer", "data"},
-    "doctor": {"core", "device", "memory", "transfer"},
 }
 # Too slow to compile, or not installed where penstock is used.
 PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "zlib")
@@ -27,20 +26,61 @@ PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "zlib")
 IMPLEMENTERS_HEADER = "penstock/device/backend.hpp"
 FOR_IMPLEMENTERS = "backend.hpp is for those who implement a device: use Device, Stream and Event"
 
-# The recorder is loaded into other programs, so it has no code of the library: only what both must agree on.
-RECORDERS_HEADERS = (
-    "doctor/recording_format.hpp",
-    "doctor/call_names.hpp",
-    "doctor/communication.hpp",
-    "doctor/python_files.hpp",
-)
-
-# The command and the package include what users include, and core's helpers, which know neither devices nor data.
+# The doctor, the command and the package include what users include, and core's helpers, which know neither devices nor
+# data.
 OURS_MAY_SHARE = ("core",)
 
-CHECKED = ("include", "src", "cli", "recorder", "python")
+# part of the doctor: the parts that it may include besides itself
+DOCTOR = {
+    "timeline": set(),
+    "read": {"timeline"},
+    "rules": {"timeline", "read"},
+    "report": {"timeline", "read", "rules"},
+    "command": {"timeline", "read", "rules", "report"},
+}
+# Of the command, these use what all its parts share.
+SHARE_THE_COMMAND = ("report", "command")
+NOT_THE_DOCTORS = "loader"
+# The recorder is loaded into other programs, so it has no code of the library: only what both must agree on.
+RECORDERS_HEADERS = (
+    "doctor/read/recording_format.hpp",
+    "doctor/read/call_names.hpp",
+    "doctor/read/python_files.hpp",
+    "doctor/timeline/work_labels.hpp",
+)
+
+CHECKED = ("include", "src", "doctor", "cli", "python")
 SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
+
+
+def ours_problem(whose: str, public: bool, quote: str, target: str) -> str | None:
+    """Why what is built on the library may not include `target`."""
+    parts = target.split("/")
+    shared = len(parts) > 2 and parts[1] == "shared" and parts[0] in OURS_MAY_SHARE
+    if not public and quote == '"' and len(parts) > 1 and parts[0] in LAYERS and not shared:
+        return f"{whose} includes public headers only, and {' and '.join(OURS_MAY_SHARE)}/shared"
+    return FOR_IMPLEMENTERS if target == IMPLEMENTERS_HEADER else None
+
+
+def doctors_problem(part: str, public: bool, quote: str, target: str) -> str | None:
+    """Why a part of the doctor may not include `target`."""
+    parts = target.split("/")
+    if part == "tests":
+        return None
+    if part == "recorder":
+        ours = public or (quote == '"' and len(parts) > 1) or (len(parts) > 1 and parts[0] in LAYERS)
+        return "the recorder has no code of the library" if ours and target not in RECORDERS_HEADERS else None
+    if part not in DOCTOR:
+        return f"'{part}' is no part of the doctor"
+    if parts[0] == "doctor" and parts[1] != part and parts[1] not in DOCTOR[part]:
+        allowed = ", ".join(sorted(DOCTOR[part])) or "no other part"
+        return f"{part} may include {allowed} of the doctor, not {parts[1]}"
+    if parts[0] == "cli" and (parts[1] != "shared" or part not in SHARE_THE_COMMAND):
+        return f"of the command, {' and '.join(SHARE_THE_COMMAND)} include cli/shared, and nothing else does"
+    if public and parts[1] == NOT_THE_DOCTORS:
+        return f"the doctor does without {NOT_THE_DOCTORS}"
+    return ours_problem("the doctor", public, quote, target)
 
 
 def problem(root: pathlib.Path, file: pathlib.PurePath, quote: str, target: str) -> str | None:
@@ -52,16 +92,16 @@ def problem(root: pathlib.Path, file: pathlib.PurePath, quote: str, target: str)
     shared = not public and len(parts) > 2 and parts[1] == "shared"
     layer = (parts[1] if public and len(parts) > 2 else parts[0]) if len(parts) > 1 else None
 
+    if file.parts[0] == "doctor":
+        return doctors_problem(file.parts[1], public, quote, target)
     if file.parts[0] in ("cli", "python"):
-        own = file.parts[0] == "python" and (root / "python" / "src" / target).is_file()
-        shares = shared and layer in OURS_MAY_SHARE
-        if not public and quote == '"' and layer in LAYERS and not own and not shares:
-            return f"{file.parts[0]} includes public headers only, and {' and '.join(OURS_MAY_SHARE)}/shared"
-        return FOR_IMPLEMENTERS if target == IMPLEMENTERS_HEADER else None
-
-    if file.parts[0] == "recorder":
-        own = quote == '"' and (layer is None or target in RECORDERS_HEADERS)
-        return None if own or not (public or quote == '"' or layer in LAYERS) else "the recorder has no code of the library"
+        if file.parts[0] == "python" and (root / "python" / "src" / target).is_file():
+            return None
+        if target.startswith("doctor/") and (file.parts[:2] == ("cli", "shared") or not target.startswith("doctor/command/")):
+            return "of the doctor, the command includes doctor/command/ only, and cli/shared nothing"
+        if file.parts[0] == "python" and layer in ("doctor", "cli"):
+            return "the package takes the command as a whole: include run_command.hpp"
+        return ours_problem(file.parts[0], public, quote, target)
 
     inside = file.parts[2] if file.parts[0] == "include" else file.parts[1]
     if inside not in LAYERS:

@@ -26,7 +26,9 @@ SANITIZERS = {
 COMMAND = "penstock"
 RECORDER = "libpenstock_recorder.so"  # beside the command
 # The test programs of a layer, where it is not the one of its name.
-PROGRAMS = {"doctor": ("doctor", "recorder", "cli"), "recorder": ("recorder",), "cli": ("cli", "recorder")}
+PROGRAMS = {"doctor": ("doctor", "recorder"), "cli": ("cli", "doctor", "recorder")}
+# The folders of a test program, where it is not the one of its name in tests/.
+FOLDERS = {"doctor": ("doctor/tests", "doctor/tests/command"), "recorder": ("doctor/tests/recorder",)}
 
 
 def programs_of(layer: str) -> tuple[str, ...]:
@@ -80,7 +82,7 @@ class Tree:
 
     def targets(self, program: str) -> list[str]:
         """What the tests of a program run, from the folder."""
-        runs = [COMMAND, RECORDER] if program in ("cli", "recorder") else []
+        runs = [COMMAND, RECORDER] if program in ("cli", "doctor", "recorder") else []
         return [f"tests/test_{program}", *runs]
 
     @functools.cache
@@ -95,7 +97,7 @@ class Tree:
             return [mutant.file]
         with self.lock:
             dependents = sorted(set(self.dependents.get(mutant.file, [])))
-        own = [s for s in dependents if re.match(rf"(src|tests)/{mutant.layer}/|python/src/|{mutant.layer}/", s)]
+        own = [s for s in dependents if re.match(rf"((src|tests|doctor|doctor/tests)/)?{mutant.layer}/|python/src/", s)]
         if not dependents:
             raise DoesNotCompile(f"{mutant.file} is compiled into nothing in {self.folder}")
         return own or dependents
@@ -117,7 +119,7 @@ class Tree:
         words[words.index("-c") + 1] = str(own)
         first = next(i for i, word in enumerate(words) if word.startswith("-I"))
         # Tests keep the options that their precompiled header has.
-        options = [] if source.startswith("tests/") else ["-O1", "-g0"]
+        options = [] if source.startswith(("tests/", "doctor/tests/")) else ["-O1", "-g0"]
         run([*words[:first], *includes, *words[first:], *options, "-w"], Path(entry["directory"]), DoesNotCompile)
         return {entry["output"] for entry in self.commands[source]}, target
 
@@ -183,7 +185,8 @@ class Tree:
         """The tests in files that are named like the source, or include its header; "" if there are none."""
         stem = Path(file).stem
         suites = set()
-        for test in sorted((ROOT / "tests" / program).glob("*.cpp")):
+        folders = FOLDERS.get(program, (f"tests/{program}",))
+        for test in sorted(test for folder in folders for test in (ROOT / folder).glob("*.cpp")):
             text = test.read_text()
             if test.stem.startswith(stem) or re.search(rf'[/"]{stem}\.hpp[">]', text):
                 suites |= set(re.findall(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST)\((\w+),", text, re.M))

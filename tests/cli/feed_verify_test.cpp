@@ -1,8 +1,8 @@
 #include "feed_verify.hpp"
 
 #include "cli/datasets.hpp"
+#include "cli/shared/signals.hpp"
 #include "feed_run.hpp"
-#include "signals.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/data/readers.hpp>

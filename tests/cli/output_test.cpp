@@ -1,8 +1,8 @@
-#include "output.hpp"
+#include "cli/shared/output.hpp"
 
 #include "cli/command.hpp"
 #include "cli/datasets.hpp"
-#include "signals.hpp"
+#include "cli/shared/signals.hpp"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

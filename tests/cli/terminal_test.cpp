@@ -1,4 +1,4 @@
-#include "terminal.hpp"
+#include "cli/shared/terminal.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -41,7 +41,9 @@ class CheckLayers(unittest.TestCase):
         self.refuse("include/penstock/device/device.hpp", "#include <penstock/memory/pool.hpp>", reason)
         self.refuse("src/device/host/stream.cpp", '#include "memory/pool_state.hpp"', reason)
         self.refuse("src/data/npy.cpp", "#include <penstock/device/device.hpp>", "data may include core, not device")
-        self.refuse("src/doctor/link.cpp", "#include <penstock/loader/loader.hpp>", "not loader")
+        self.refuse("src/link/link.cpp", "#include <penstock/loader/loader.hpp>", "not loader")
+        self.refuse("src/link/link.cpp", '#include "doctor/rules/findings.hpp"', "names no layer")
+        self.refuse("src/link/link.cpp", '#include "cli/shared/output.hpp"', "names no layer")
         self.refuse("src/core/log.cpp", '  #  include "device/x.hpp"', "core may include no other layer, not device")
 
     def test_private_headers_of_another_layer_are_refused(self):
@@ -64,11 +66,29 @@ class CheckLayers(unittest.TestCase):
             self.refuse(name, include, "those who implement a device")
 
     def test_the_recorder_has_no_code_of_the_library(self):
-        self.accept("recorder/places.cpp", '#include "doctor/recording_format.hpp"')
-        self.accept("recorder/places.cpp", '#include "places.hpp"')
-        self.accept("recorder/places.cpp", "#include <sys/mman.h>")
-        for line in ("#include <penstock/core/error.hpp>", '#include "core/log.hpp"', '#include "doctor/recording.hpp"'):
-            self.refuse("recorder/places.cpp", line, "no code of the library")
+        places = "doctor/recorder/places.cpp"
+        self.accept(places, '#include "doctor/read/recording_format.hpp"')
+        self.accept(places, '#include "places.hpp"')
+        self.accept(places, "#include <sys/mman.h>")
+        for line in ("<penstock/core/error.hpp>", '"core/shared/pause.hpp"', '"doctor/read/recording.hpp"'):
+            self.refuse(places, f"#include {line}", "no code of the library")
+
+    def test_the_parts_of_the_doctor_build_on_each_other(self):
+        self.accept("doctor/rules/findings.cpp", '#include "doctor/read/recording_format.hpp"')
+        self.accept("doctor/rules/findings.cpp", "#include <penstock/transfer/feed_model.hpp>")
+        self.accept("doctor/report/budget.cpp", '#include "cli/shared/terminal.hpp"')
+        self.accept("doctor/report/trace_page.cpp", '#include "core/shared/printable.hpp"')
+        self.accept("doctor/report/trace_page.cpp", '#include "page_texts.hpp"')
+        self.accept("doctor/tests/findings_test.cpp", '#include "doctor/rules/findings.hpp"')
+        findings = '#include "doctor/rules/findings.hpp"'
+        self.refuse("doctor/timeline/a.cpp", findings, "timeline may include no other part of the doctor, not rules")
+        self.refuse("doctor/read/a.cpp", findings, "read may include timeline of the doctor, not rules")
+        self.refuse("doctor/read/a.cpp", '#include "cli/shared/output.hpp"', "nothing else does")
+        self.refuse("doctor/command/a.cpp", '#include "cli/commands.hpp"', "nothing else does")
+        self.refuse("doctor/rules/a.cpp", "#include <penstock/loader/loader.hpp>", "does without loader")
+        self.refuse("doctor/rules/a.cpp", '#include "transfer/staging.hpp"', "public headers only")
+        self.refuse("doctor/rules/a.cpp", '#include "transfer/shared/copy_turns.hpp"', "public headers only")
+        self.refuse("doctor/strange/a.cpp", "#include <vector>", "no part of the doctor")
 
     def test_paths_that_hide_the_layer_are_refused(self):
         self.refuse("src/device/a.cpp", '#include "../memory/pool_state.hpp"', "climbs out")
@@ -95,6 +115,13 @@ class CheckLayers(unittest.TestCase):
         module = {"python/src/module.cpp": '#include "loader/native_loader.hpp"\n'}
         self.assertEqual(run(module | {"python/src/loader/native_loader.hpp": ""}).returncode, 0)
         self.assertIn("public headers only", run(module | {"src/loader/native_loader.hpp": ""}).stderr)
+
+    def test_the_command_and_the_package_take_the_doctor_as_a_whole(self):
+        whole = '#include "doctor/command/doctor_command.hpp"'
+        self.accept("cli/run_command.cpp", whole)
+        self.refuse("cli/run_command.cpp", '#include "doctor/rules/findings.hpp"', "doctor/command/ only")
+        self.refuse("cli/shared/output.cpp", whole, "cli/shared nothing")
+        self.refuse("python/src/module.cpp", whole, "run_command.hpp")
 
     def test_a_root_without_sources_is_refused(self):
         self.assertEqual(run({"readme.txt": "nothing to check"}).returncode, 1)

@@ -1,0 +1,114 @@
+#include "cli/shared/arguments.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+
+namespace penstock::cli {
+
+std::uint64_t parse_count(const char* option, const std::string& text, std::uint64_t least,
+                          std::uint64_t most) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && number >= least && number <= most) return number;
+  const bool large = error == std::errc::result_out_of_range || (whole && number > most);
+  throw CLI::ValidationError(
+      option, large && most >= kUnlimited ? fmt::format("{} is too large; use at most {}", text, most)
+              : most >= kUnlimited
+                  ? fmt::format("'{}' is not a whole number of {} or more", text, least)
+                  : fmt::format("'{}' is not a whole number from {} to {}", text, least, most));
+}
+
+CLI::Validator not_empty() {
+  return {[](const std::string& text) { return text.empty() ? "it is empty" : ""; }, ""};
+}
+
+CLI::Option* add_off_flag(CLI::App& command, const char* name, bool& value, const std::string& description) {
+  return command.add_flag_callback(name, [&value] { value = false; }, description);
+}
+
+CLI::Option* add_time(CLI::App& command, const char* name, const std::string& unit, double least, double most,
+                      const std::function<void(double)>& take, const std::string& description) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [=](const std::string& text) {
+            double number = 0;
+            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+            const bool whole = error == std::errc() && end == text.data() + text.size();
+            if (!whole || !(number >= least && number <= most)) {
+              throw CLI::ValidationError(
+                  name, fmt::format("'{}' is not a time from {} to {} {}", text, least, most, unit));
+            }
+            take(number);
+          },
+          description)
+      ->type_name("X");
+}
+
+CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
+                       const std::string& description) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [&bytes, name](const std::string& text) {
+            try {
+              bytes = parse_bytes(text);
+            } catch (const InvalidArgument& error) {
+              throw CLI::ValidationError(name, error.what());
+            }
+          },
+          description)
+      ->type_name("SIZE");
+}
+
+CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice, const std::string& type,
+                        const std::vector<std::string>& choices, const std::string& description) {
+  const std::string listed =
+      fmt::format("{} or {}", fmt::join(choices.begin(), std::prev(choices.end()), ", "), choices.back());
+  const auto known = [choices, listed](const std::string& text) {
+    return std::find(choices.begin(), choices.end(), text) != choices.end()
+               ? std::string()
+               : fmt::format("'{}' is unknown; use {}", text, listed);
+  };
+  return command.add_option(name, choice, fmt::format("{}: {}", description, listed))
+      ->type_name(type)
+      ->check(known, "");
+}
+
+CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
+                            const std::string& type, const std::string& description) {
+  return command.add_option(name, values, description)
+      ->type_name(type)
+      ->allow_extra_args(false)
+      ->check(not_empty());
+}
+
+CLI::Option* add_file(CLI::App& command, const char* name, std::string& file,
+                      const std::string& description) {
+  return command.add_option(name, file, description)->type_name("FILE")->check(not_empty());
+}
+
+void add_sources(CLI::App& command, const char* name, std::vector<std::string>& sources,
+                 const std::string& description) {
+  command.add_option(name, sources, description)->required()->type_name("")->check(not_empty());
+}
+
+void add_json(CLI::App& command, std::string& file, const std::string& description) {
+  add_file(command, "--json", file,
+           fmt::format("Write {} as JSON to FILE; - is standard output, with nothing else", description));
+}
+
+CLI::Option* add_device(CLI::App& command, std::string& device) {
+  return command.add_option("--device", device, "cuda:N, host, host:N, host:N,key=value,..., or auto")
+      ->type_name("SPEC");
+}
+
+}  // namespace penstock::cli

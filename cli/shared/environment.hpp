@@ -1,0 +1,29 @@
+#pragma once
+
+#include <penstock/device/device.hpp>
+
+#include <filesystem>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace penstock::cli {
+
+/// The settings that the command takes from its environment. Nothing else reads the environment.
+struct Environment {
+  DeviceOptions device;                                    ///< PENSTOCK_LIBCUDA
+  std::optional<std::filesystem::path> cache_directory;    ///< XDG_CACHE_HOME, or HOME and .cache
+  std::vector<std::filesystem::path> dataset_directories;  ///< PENSTOCK_DATA, then the system's
+  std::vector<std::filesystem::path> chart_libraries;      ///< PENSTOCK_D3, or where d3.min.js usually is
+  std::string python;  ///< a program that has the package, or is looked for in the PATH
+  bool utf8 = false;
+};
+
+/// The options ask for something impossible: exit status 2, as for options that cannot be read.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace penstock::cli

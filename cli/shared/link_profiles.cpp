@@ -1,0 +1,96 @@
+#include "cli/shared/link_profiles.hpp"
+
+#include "cli/shared/output.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+#include <fstream>
+
+namespace penstock::cli {
+
+namespace {
+
+template <typename Profile, typename Described>
+std::filesystem::path file_of(const std::string& file, const Described& described,
+                              const Environment& environment) {
+  if (!file.empty()) return file;
+  if (!environment.cache_directory) {
+    throw Error(
+        "There is no directory for link profiles: neither XDG_CACHE_HOME nor HOME names an absolute one. "
+        "Name a file with --profile.");
+  }
+  return Profile::file_for(*environment.cache_directory, described);
+}
+
+template <typename Profile, typename Described>
+std::optional<Profile> stored(const std::filesystem::path& file, const Described& described,
+                              std::string* ignored) {
+  std::string why;
+  auto profile = Profile::load(file, described, &why);
+  std::error_code error;
+  if (!profile && std::filesystem::exists(file, error)) {
+    say(fmt::format("penstock: ignored: {}\n", why));
+    if (ignored != nullptr) *ignored = why;
+  }
+  return profile;
+}
+
+}  // namespace
+
+std::filesystem::path profile_file(const std::string& file, const DeviceInfo& device,
+                                   const Environment& environment) {
+  return file_of<LinkProfile>(file, device, environment);
+}
+
+std::filesystem::path profile_file(const std::string& file, const DeviceGroup& group,
+                                   const Environment& environment) {
+  return file_of<GroupProfile>(file, group, environment);
+}
+
+std::optional<LinkProfile> stored_profile(const std::filesystem::path& file, const DeviceInfo& device,
+                                          std::string* ignored) {
+  return stored<LinkProfile>(file, device, ignored);
+}
+
+std::optional<GroupProfile> stored_profile(const std::filesystem::path& file, const DeviceGroup& group) {
+  return stored<GroupProfile>(file, group, nullptr);
+}
+
+void require_profile_place(const std::filesystem::path& file, bool named) {
+  std::error_code error;
+  const auto status = std::filesystem::status(file, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw Error(
+        fmt::format("{} is not a regular file, so the link profile cannot be stored in it; use --no-store.",
+                    file.string()));
+  }
+  const int first = std::ifstream(file).get();
+  if (named && first != std::ifstream::traits_type::eof() && first != '{') {
+    throw Error(
+        fmt::format("{} is not a link profile and would be overwritten; name another file.", file.string()));
+  }
+}
+
+std::string format_rate(double bytes_per_second) {
+  const double rate = bytes_per_second / kGB;
+  return fmt::format("{:.{}f}", rate, rate < 10 ? 2 : rate < 1000 ? 1 : 0);
+}
+
+std::string format_link(const LinkInfo& link) {
+  if (link.max_generation == 0 || link.max_width == 0) return "not stated";
+  std::string text = fmt::format("PCIe {} x{}, {} GB/s each way at most", link.max_generation, link.max_width,
+                                 format_rate(link.theoretical_bytes_per_second()));
+  if (link.generation != 0 && (link.generation != link.max_generation || link.width != link.max_width)) {
+    text += fmt::format(" (now PCIe {} x{})", link.generation, link.width);
+  }
+  return text;
+}
+
+std::string link_text(const DeviceInfo& device) {
+  return device.in_host_memory ? "none: copies within host memory" : format_link(device.link);
+}
+
+}  // namespace penstock::cli

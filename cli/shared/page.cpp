@@ -1,0 +1,90 @@
+#include "cli/shared/page.hpp"
+
+#include "page_texts.hpp"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace penstock::cli {
+
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += c;
+    }
+  }
+  return result;
+}
+
+std::string prose(std::string_view text) {
+  std::string html;
+  for (const char c : escaped(text)) {
+    const bool is_after_digit = !html.empty() && html.back() >= '0' && html.back() <= '9';
+    html += c == ' ' && is_after_digit ? "&nbsp;" : std::string(1, c);
+  }
+  bool is_code = false;
+  for (std::size_t at = html.find('`'); at != std::string::npos; at = html.find('`', at)) {
+    html.replace(at, 1, is_code ? "</code>" : "<code>");
+    is_code = !is_code;
+  }
+  return html + (is_code ? "</code>" : "");
+}
+
+std::string filled(std::string_view page,
+                   const std::vector<std::pair<std::string_view, std::string>>& parts) {
+  std::string result;
+  while (true) {
+    const std::size_t begin = page.find("{{");
+    result += page.substr(0, begin);
+    if (begin == std::string_view::npos) return result;
+    const std::size_t end = page.find("}}", begin);
+    const std::string_view name = page.substr(begin + 2, end - begin - 2);
+    for (const auto& [part, text] : parts) {
+      if (part == name) result += text;
+    }
+    page.remove_prefix(end + 2);
+  }
+}
+
+std::optional<std::string> chart_library(const std::vector<std::filesystem::path>& places) {
+  for (const std::filesystem::path& place : places) {
+    std::ifstream file(place, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    if (file && text.tellp() > 0) return std::move(text).str();
+  }
+  return std::nullopt;
+}
+
+PageParts page_parts(const std::optional<std::string>& chart_library, std::string_view style,
+                     std::string_view script) {
+  PageParts parts{fmt::format("{}{}", kPageStyle, style), ""};
+  if (!chart_library) {
+    parts.style += ".picture { display: none; }\n";
+    return parts;
+  }
+  parts.scripts =
+      fmt::format("<script>\n{}\n</script>\n<script>\n{}{}</script>", *chart_library, kToolsScript, script);
+  return parts;
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,23 @@
+# The pages, styles and scripts of a target's reports become text in it: page_texts.hpp has kFeedPage of feed.html,
+# kFeedStyle of feed.css and kFeedScript of feed.js.
+function(penstock_page_texts target)
+  set(html Page)
+  set(css Style)
+  set(js Script)
+  set(texts "#pragma once\n\n#include <string_view>\n\nnamespace penstock::cli {\n\n")
+  foreach(file IN LISTS ARGN)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+    file(READ ${file} text)
+    cmake_path(GET file STEM name)
+    cmake_path(GET file EXTENSION LAST_ONLY kind)
+    string(SUBSTRING ${kind} 1 -1 kind)
+    string(SUBSTRING ${name} 0 1 first)
+    string(SUBSTRING ${name} 1 -1 others)
+    string(TOUPPER ${first} first)
+    string(APPEND texts
+      "inline constexpr std::string_view k${first}${others}${${kind}} = R\"__penstock__(${text})__penstock__\";\n")
+  endforeach()
+  string(APPEND texts "\n}  // namespace penstock::cli\n")
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/texts/page_texts.hpp CONTENT "@texts@" @ONLY)
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/texts)
+endfunction()

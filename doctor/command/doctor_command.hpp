@@ -1,0 +1,47 @@
+#pragma once
+
+#include "cli/shared/environment.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock::cli {
+
+struct DoctorOptions {
+  std::string loader;  ///< "FILE.py:NAME"
+  double seconds = 2;  ///< of each run
+  std::optional<double> step_ms;
+  /// Of PyTorch's profiler, several if they are of ranks; or a folder of recordings. In place of a loader.
+  std::vector<std::string> traces;
+  std::vector<std::string> command;  ///< a program and its arguments, in place of a trace
+  std::string verify;                ///< line of a shell that runs the changed program, empty for none
+  std::string record;                ///< folder to keep the command's recordings in, empty for none
+  std::string recorder;              ///< library to record with, empty: the one that lies beside the command
+  bool no_lines = false;             ///< record no places of calls
+  bool no_contents = false;          ///< record nothing of what copies contain
+  std::string budget;                ///< file, empty for none
+  std::string profile;               ///< link profile of the machine that was recorded, empty for none
+  std::string json;                  ///< file, "-" for standard output, empty for none
+  std::string html;                  ///< file for a page, empty for none
+  std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
+  std::optional<std::uint64_t> process;  ///< to draw; nullopt: the first one that used a GPU
+};
+/// Examines a trace or a program; or runs python3, and throws Error if that ends without a verdict.
+int run_doctor(const DoctorOptions& options, const Environment& environment);
+/// Returns kBudgetBroken if a budget is given and the trace, or a process of the recording, does not keep to
+/// it.
+int run_trace_doctor(const DoctorOptions& options, const Environment& environment);
+inline constexpr int kBudgetBroken = 3;
+/// Runs the command and examines what it did. If its exit status is 0, runs the changed program, if there is
+/// one, and compares. Returns the first exit status that is not 0; if there is none, 1 if what it did cannot
+/// be examined or written, or kBudgetBroken as above.
+int run_recording_doctor(const DoctorOptions& options, const Environment& environment);
+
+/// The options of `penstock doctor`; `options` outlives `app`.
+void add_doctor(CLI::App& app, DoctorOptions& options);
+
+}  // namespace penstock::cli

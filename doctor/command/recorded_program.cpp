@@ -1,0 +1,191 @@
+#include "doctor/command/recorded_program.hpp"
+
+#include "doctor/command/run_program.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+namespace penstock::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kRecorder = "libpenstock_recorder.so";
+constexpr const char* kInjection = "CUDA_INJECTION64_PATH";
+constexpr const char* kRangeInjection = "NVTX_INJECTION64_PATH";
+constexpr const char* kRecordWithout = "PENSTOCK_RECORD_WITHOUT";
+// As the recorder knows them (recorder/parts.hpp, read/recording_format.hpp).
+constexpr std::array<std::string_view, 6> kRecordedParts = {"kernels", "launches", "calls",
+                                                            "lines",   "contents", "nodes"};
+constexpr std::uint64_t kMostRecords = std::uint64_t{1} << 28;
+constexpr std::uint64_t kLeastRoom = 4'800'000;  // for the text, the totals and the first records
+
+/// Beside the command or the Python module; where `cmake --install` puts it.
+fs::path find_recorder(const std::string& named) {
+  std::error_code error;
+  if (!named.empty() && !fs::is_regular_file(named, error))
+    throw Error(fmt::format("PENSTOCK_RECORDER names '{}', and there is no such file", named));
+  if (!named.empty()) return fs::absolute(named);
+  std::vector<fs::path> folders;
+  Dl_info here{};
+  if (::dladdr(reinterpret_cast<const void*>(&start_program), &here) != 0 && here.dli_fname != nullptr &&
+      fs::path(here.dli_fname).is_absolute()) {
+    folders.push_back(fs::path(here.dli_fname).parent_path());
+  }
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const fs::path folder = program.parent_path();
+    folders.insert(folders.end(), {folder, folder.parent_path() / PENSTOCK_LIBDIR / "penstock"});
+  }
+  for (const fs::path& folder : folders) {
+    if (fs::is_regular_file(folder / kRecorder, error)) return folder / kRecorder;
+  }
+  throw Error(fmt::format("{} is missing beside the command; install penstock again", kRecorder));
+}
+
+/// The folder that temporary files go to.
+fs::path temporary_folder() {
+  std::error_code error;
+  const fs::path folder = fs::temp_directory_path(error);
+  if (!error) return folder;
+  for (const char* const name : {"TMPDIR", "TMP", "TEMP", "TEMPDIR"}) {
+    const char* const named = std::getenv(name);
+    if (named == nullptr) continue;
+    throw Error(fmt::format(
+        "{} names '{}', which is not a folder; correct it, or name a folder for the recordings with --record",
+        name, named));
+  }
+  throw Error(
+      fmt::format("there is no folder {}; name one for the recordings with --record", folder.string()));
+}
+
+/// The recorder cannot complain in the program if it has no room for its file.
+void require_room(const fs::path& folder) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kLeastRoom) {
+    throw Error(
+        fmt::format("a recording takes {} at least, and files may have {} (ulimit -f); raise that limit",
+                    format_bytes(kLeastRoom), format_bytes(limit.rlim_cur)));
+  }
+  struct statvfs disk{};
+  if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
+  const std::uint64_t room = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+  if (room >= kLeastRoom) return;
+  throw Error(fmt::format(
+      "{} has room for {}, and a recording takes {} at least; name another folder with --record, or TMPDIR",
+      folder.string(), format_bytes(room), format_bytes(kLeastRoom)));
+}
+
+/// A profiler around this command would lose the program; one that the user set up inside would lose it to
+/// us.
+void refuse_other_injection() {
+  const char* const other = std::getenv(kInjection);
+  if (other == nullptr || *other == 0) return;
+  throw Error(fmt::format(
+      "{} is set to {}: another profiler wants to record the program. Unset it, or do without the "
+      "other one",
+      kInjection, other));
+}
+
+/// The recorder takes its options from the environment, and cannot complain in the program. Throws
+/// UsageError.
+void check_recorder_variables(bool has_own_parts) {
+  if (const char* const records = std::getenv("PENSTOCK_RECORDS")) {
+    const std::string_view text = records;
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size() || number < 1 || number > kMostRecords) {
+      throw UsageError(fmt::format("PENSTOCK_RECORDS is '{}', and not a number of records from 1 to {}", text,
+                                   kMostRecords));
+    }
+  }
+  const char* const without = std::getenv(kRecordWithout);
+  if (without == nullptr || has_own_parts) return;
+  std::istringstream names{std::string(without)};
+  for (std::string name; std::getline(names, name, ',');) {
+    if (name.empty() || std::ranges::find(kRecordedParts, name) != kRecordedParts.end()) continue;
+    throw UsageError(fmt::format("{} names '{}'; it may have {}, with commas between them", kRecordWithout,
+                                 name, fmt::join(kRecordedParts, ", ")));
+  }
+}
+
+/// A script is run by its interpreter, which its name tells.
+StartHints start_hints(const std::vector<std::string>& words) {
+  StartHints hints{fmt::format("there is no program '{}' in the PATH", words[0])};
+  for (const auto& [ending, interpreter] : {std::pair(".py", "python"), {".sh", "bash"}}) {
+    if (!words[0].ends_with(ending)) continue;
+    hints.instead = fmt::format("penstock doctor -- {} {}", interpreter, fmt::join(words, " "));
+    hints.missing += "; write " + hints.instead;
+  }
+  return hints;
+}
+
+}  // namespace
+
+RecordingFolder::RecordingFolder(const std::string& named) : stays_(!named.empty()) {
+  if (stays_) {
+    std::error_code error;
+    fs::create_directories(named, error);
+    if (!fs::is_directory(named, error))
+      throw Error(fmt::format("--record: {} cannot be made a folder", named));
+    if (!fs::is_empty(named, error))
+      throw UsageError(fmt::format("--record: {} is not empty; name a new folder", named));
+    path_ = fs::canonical(named);
+    if (::access(path_.c_str(), W_OK) != 0)
+      throw Error(fmt::format("--record: {} cannot be written: {}", named, std::strerror(errno)));
+    require_room(path_);
+    return;
+  }
+  const fs::path folder = temporary_folder();
+  require_room(folder);
+  std::string pattern = (folder / "penstock-recording-XXXXXX").string();
+  if (::mkdtemp(pattern.data()) == nullptr)
+    throw Error(fmt::format("{} cannot be made: {}", pattern, std::strerror(errno)));
+  path_ = pattern;
+}
+
+RecordingFolder::~RecordingFolder() {
+  std::error_code error;
+  if (!stays_) fs::remove_all(path_, error);
+}
+
+Recorder::Recorder(const DoctorOptions& options, bool quiet)
+    : library_(find_recorder(options.recorder)), quiet_(quiet) {
+  refuse_other_injection();
+  if (options.no_lines) left_out_.emplace_back("lines");
+  if (options.no_contents) left_out_.emplace_back("contents");
+  check_recorder_variables(!left_out_.empty());
+}
+
+int Recorder::run(const std::vector<std::string>& words, const RecordingFolder& folder) const {
+  std::vector<std::string> variables{fmt::format("{}={}", kInjection, library_.string()),
+                                     fmt::format("PENSTOCK_RECORD={}", folder.path().string())};
+  // Ranges tell the steps. Another tool that wants them has them.
+  if (std::getenv(kRangeInjection) == nullptr)
+    variables.push_back(fmt::format("{}={}", kRangeInjection, library_.string()));
+  if (!left_out_.empty())
+    variables.push_back(fmt::format("{}={}", kRecordWithout, fmt::join(left_out_, ",")));
+  return wait_for_program(
+      start_program(words, {.variables = std::move(variables), .quiet = quiet_}, start_hints(words)));
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,349 @@
+#include "cli/shared/output.hpp"
+#include "doctor/command/code_reader.hpp"
+#include "doctor/command/doctor_command.hpp"
+#include "doctor/command/recorded_program.hpp"
+#include "doctor/command/trace_doctor.hpp"
+#include "doctor/read/recording.hpp"
+#include "doctor/report/gain_comparison.hpp"
+#include "doctor/report/rank_comparison.hpp"
+#include "doctor/report/trace_report.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace penstock::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr int kFailed = 1;
+
+struct Examined {
+  std::vector<TraceReport> reports;  ///< of the processes that used a GPU
+  std::optional<std::size_t> drawn;  ///< index of the one to draw, if that is asked for
+  Timeline drawn_timeline;
+  std::vector<std::string> remarks;  ///< about the others, if there are no reports
+  std::vector<std::string> unread;   ///< about recordings that cannot be read
+  Json processes = Json::array();
+};
+
+bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !timeline.work.empty(); }
+
+/// `wanted`: the number of the process to draw; without it, the first one that used a GPU is drawn.
+Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name,
+                 std::optional<std::uint64_t> wanted) {
+  Examined examined;
+  LineReader lines;
+  std::vector<std::int64_t> numbers;
+  for (Recording& recording : read_recordings(folder, &examined.unread)) {
+    name_code_places(recording, lines);
+    const std::string process = fmt::format("{}, process {}", name, recording.process);
+    if (used_gpu(recording.timeline)) {
+      examined.reports.push_back(examiner.examine(process, recording.timeline));
+      examined.reports.back().process = recording.process;
+      examined.reports.back().whole_run = whole_run_report(recording);
+      Json process_json{{"process", recording.process}};
+      process_json.update(Json::parse(trace_json(examined.reports.back())));
+      examined.processes.push_back(std::move(process_json));
+      numbers.push_back(recording.process);
+      const bool is_wanted = !wanted || std::cmp_equal(recording.process, *wanted);
+      if (examiner.draws() && is_wanted && !examined.drawn) {
+        examined.drawn = examined.reports.size() - 1;
+        examined.drawn_timeline = std::move(recording.timeline);
+      }
+      continue;
+    }
+    std::string remark = process + ": no work of a GPU was recorded.";
+    for (const std::string& note : recording.timeline.notes) remark += " " + note;
+    examined.remarks.push_back(std::move(remark));
+  }
+  if (wanted && !examined.drawn) {
+    throw Error(fmt::format("--process: {} has no process {} with work of a GPU; it has {}", folder.string(),
+                            *wanted, numbers.empty() ? "none" : fmt::format("{}", fmt::join(numbers, ", "))));
+  }
+  return examined;
+}
+
+bool holds_recordings(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().filename().string().find(".penstock") != std::string::npos) return true;
+  }
+  return bool(error);  // reading them says why
+}
+
+/// The same of a program's folder.
+Examined examine_program(const Examiner& examiner, const fs::path& folder, const std::string& name) {
+  if (holds_recordings(folder)) return examine(examiner, folder, name, std::nullopt);
+  Examined none;
+  none.remarks.push_back(
+      name +
+      ": nothing was recorded: no process loaded the recorder. Either none used CUDA, or they did not get "
+      "this environment (containers, sudo, ssh).");
+  return none;
+}
+
+/// Of a budget: why it is broken, whatever the reports say; empty: they tell.
+std::string why_not_kept(const Examined& examined) {
+  if (examined.reports.empty()) return "nothing was recorded that could keep it";
+  return examined.unread.empty() ? "" : "the process of a recording that cannot be read may break it";
+}
+
+std::string report_text(const Examined& examined, const Look& look) {
+  std::string text;
+  for (const TraceReport& report : examined.reports)
+    text += (text.empty() ? "" : "\n") + trace_text(report, look);
+  if (const std::string ranks = ranks_text(examined.reports, look); !ranks.empty()) text += "\n" + ranks;
+  if (text.empty()) {
+    for (const std::string& remark : examined.remarks) text += remark + "\n";
+  } else if (!examined.unread.empty()) {
+    text += "\n";
+  }
+  for (const std::string& remark : examined.unread) text += remark + "\n";
+  return text;
+}
+
+/// What is drawn, unless it is all there is.
+std::string drawn_text(const Examined& examined, bool is_folder, bool has_page) {
+  if (!examined.drawn) return "Nothing was drawn: no work of a GPU was recorded.\n";
+  if (examined.reports.size() == 1) return "";
+  return fmt::format("Drawn is {}, {} of {} with work of a GPU. {} draws another one.{}\n",
+                     examined.reports[*examined.drawn].file,
+                     *examined.drawn == 0 ? "the first" : fmt::format("number {}", *examined.drawn + 1),
+                     examined.reports.size(),
+                     is_folder ? "--process N" : "With --record FOLDER, penstock doctor FOLDER --process N",
+                     has_page ? " The page has the findings of all of them." : "");
+}
+
+/// A program that was run, or a folder of recordings.
+struct Run {
+  std::string name;
+  std::optional<int> exit_status;  ///< nullopt: a folder
+  Examined examined;
+};
+
+/// The changed program of --verify, and what it gained.
+struct Verification {
+  std::string name;
+  std::optional<Run> changed;  ///< nullopt: it was not run
+  std::vector<std::vector<GainComparison>> processes;
+  std::string remark;  ///< why nothing is compared, or empty
+  bool failed = false;
+};
+
+std::string why_not_compared(const Run& first, const Run& changed) {
+  const std::size_t before = first.examined.reports.size();
+  const std::size_t after = changed.examined.reports.size();
+  if (*changed.exit_status != 0)
+    return fmt::format("It ended with exit status {}, so nothing is compared.", *changed.exit_status);
+  if (before != after) {
+    return fmt::format("{} of its processes used a GPU, and {} before, so nothing is compared.", after,
+                       before);
+  }
+  return "";
+}
+
+/// What to say of an error.
+std::string reason(const std::exception& error) {
+  const bool lacks_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  return lacks_memory ? "There is not enough host memory for this." : one_line(error.what());
+}
+
+Run run_changed(const Recorder& recorder, const Examiner& examiner, const std::string& line) {
+  RecordingFolder folder("");
+  Run run{line, recorder.run({"/bin/sh", "-c", line}, folder), {}};
+  try {
+    run.examined = examine_program(examiner, folder.path(), line);
+  } catch (const std::exception& error) {
+    folder.keep();
+    throw Error(fmt::format("{} Its recordings stay in {}.", reason(error), folder.path().string()));
+  }
+  return run;
+}
+
+Verification verify(const Recorder& recorder, const Examiner& examiner, const std::string& line,
+                    const Run& first) {
+  Verification verification{line, std::nullopt, {}, ""};
+  if (*first.exit_status != 0 || first.examined.reports.empty()) {
+    verification.remark =
+        *first.exit_status != 0
+            ? fmt::format("It was not run, because the first program ended with exit status {}.",
+                          *first.exit_status)
+            : "It was not run: the first program did no work on a GPU.";
+    return verification;
+  }
+  say(fmt::format("\npenstock: now {}\n", line));
+  try {
+    verification.changed = run_changed(recorder, examiner, line);
+  } catch (const std::exception& error) {
+    verification.remark = fmt::format("Nothing is compared. {}", reason(error));
+    verification.failed = true;
+    return verification;
+  }
+  const Run& changed = *verification.changed;
+  verification.remark = why_not_compared(first, changed);
+  if (!verification.remark.empty()) return verification;
+  for (std::size_t i = 0; i < changed.examined.reports.size(); ++i) {
+    verification.processes.push_back(compare_gains(first.examined.reports[i], changed.examined.reports[i]));
+  }
+  return verification;
+}
+
+std::string verification_text(const Verification& verification, const Run& first, const Look& look) {
+  std::string text = fmt::format("\nverified with {}\n", verification.name);
+  if (!verification.remark.empty()) text += paragraph(verification.remark, look);
+  if (verification.changed) {
+    for (const std::string& remark : verification.changed->examined.unread) text += remark + "\n";
+  }
+  for (std::size_t i = 0; i < verification.processes.size(); ++i) {
+    if (verification.processes.size() > 1) text += first.examined.reports[i].file + "\n";
+    for (const GainComparison& comparison : verification.processes[i])
+      text += gain_comparison_text(comparison, look);
+  }
+  return text;
+}
+
+std::string verified_with(const Verification& verification) {
+  return fmt::format("Verified with {}", verification.name);
+}
+
+/// About a process that was compared.
+std::vector<std::string> comparison_lines(const Verification& verification, std::size_t process) {
+  std::vector<std::string> lines{verified_with(verification)};
+  for (const GainComparison& comparison : verification.processes[process]) {
+    for (std::string& line : gain_comparison_lines(comparison)) lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+/// About all processes, if none was compared.
+std::vector<std::string> remark_lines(const std::optional<Verification>& verification) {
+  if (!verification || verification->remark.empty()) return {};
+  return {verified_with(*verification), verification->remark};
+}
+
+Json run_json(const Run& run) {
+  std::vector<std::string> remarks = run.examined.remarks;
+  remarks.insert(remarks.end(), run.examined.unread.begin(), run.examined.unread.end());
+  return {{"name", run.name},
+          {"exit_status", run.exit_status ? Json(*run.exit_status) : Json(nullptr)},
+          {"processes", run.examined.processes},
+          {"remarks", remarks}};
+}
+
+bool keeps_budget(const Examined& examined) {
+  return why_not_kept(examined).empty() &&
+         std::ranges::all_of(examined.reports,
+                             [](const TraceReport& report) { return Examiner::status(report) == 0; });
+}
+
+Json budget_json(const Examined& examined) {
+  return {{"kept", keeps_budget(examined)}, {"why", why_not_kept(examined)}};
+}
+
+Json verification_json(const Verification& verification) {
+  Json comparisons = Json::array();
+  for (const std::vector<GainComparison>& process : verification.processes) {
+    Json devices = Json::array();
+    for (const GainComparison& comparison : process) devices.push_back(gain_comparison_json(comparison));
+    comparisons.push_back(std::move(devices));
+  }
+  return {{"name", verification.name},
+          {"remark", verification.remark},
+          {"comparisons", std::move(comparisons)},
+          {"changed", verification.changed ? run_json(*verification.changed) : Json(nullptr)}};
+}
+
+int exit_status_of(const Run& run, const std::optional<Verification>& verification, bool has_budget) {
+  if (run.exit_status.value_or(0) != 0) return *run.exit_status;
+  if (verification && verification->failed) return kFailed;
+  if (verification && verification->changed) return *verification->changed->exit_status;
+  return has_budget && !keeps_budget(run.examined) ? kBudgetBroken : 0;
+}
+
+void write_report(Examiner& examiner, Run& run, const std::optional<Verification>& verification,
+                  bool has_budget) {
+  Examined& examined = run.examined;
+  for (std::size_t i = 0; verification && i < verification->processes.size(); ++i)
+    examined.reports[i].verified = comparison_lines(*verification, i);
+  const auto tell = [&] {
+    const int stream = run.exit_status ? STDERR_FILENO : STDOUT_FILENO;
+    const bool quiet = !run.exit_status && examiner.has_standard_output();
+    const Look look{false, terminal_columns(stream)};
+    std::string text = quiet ? "" : report_text(examined, look);
+    if (verification) text += verification_text(*verification, run, look);
+    if (has_budget && !quiet && !why_not_kept(examined).empty())
+      text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
+    if (examiner.draws())
+      text += drawn_text(examined, !run.exit_status, examiner.has_page()) + examiner.missing();
+    run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
+  };
+  const auto write_json = [&] {
+    if (!examiner.json()) return;
+    Json value{{"schema", "penstock-recording-diagnosis/1"}};
+    value.update(run_json(run));
+    value["budget"] = has_budget ? budget_json(examined) : Json(nullptr);
+    value["verify"] = verification ? verification_json(*verification) : Json(nullptr);
+    examiner.json().write(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  };
+  const auto draw = [&] {
+    if (!examined.drawn) return;
+    examiner.draw({examined.reports, *examined.drawn, remark_lines(verification)}, examined.drawn_timeline);
+  };
+  run_all({tell, write_json, draw});
+}
+
+int report_folder(Examiner& examiner, const DoctorOptions& options) {
+  const std::string& folder = options.traces.front();
+  Run run{folder, std::nullopt, examine(examiner, folder, folder, options.process)};
+  if (run.examined.reports.empty() && run.examined.remarks.empty())
+    throw Error(fmt::format("{}", fmt::join(run.examined.unread, " ")));
+  write_report(examiner, run, std::nullopt, !options.budget.empty());
+  return exit_status_of(run, std::nullopt, !options.budget.empty());
+}
+
+/// Once the program has run, an error costs neither its exit status nor what was recorded.
+int report_program(Examiner& examiner, const DoctorOptions& options) {
+  const Recorder recorder(options, examiner.has_standard_output());
+  RecordingFolder folder(options.record);
+  Run run{fmt::format("{}", fmt::join(options.command, " ")), recorder.run(options.command, folder), {}};
+  try {
+    run.examined = examine_program(examiner, folder.path(), run.name);
+    std::optional<Verification> verification;
+    if (!options.verify.empty()) verification = verify(recorder, examiner, options.verify, run);
+    write_report(examiner, run, verification, !options.budget.empty());
+    return exit_status_of(run, verification, !options.budget.empty());
+  } catch (const std::exception& error) {
+    folder.keep();
+    say(fmt::format(
+        "\npenstock: {0}\npenstock: the recordings stay in {1}; penstock doctor {1} examines them\n",
+        reason(error), folder.path().string()));
+    return *run.exit_status != 0 ? *run.exit_status : kFailed;
+  }
+}
+
+}  // namespace
+
+int run_recording_doctor(const DoctorOptions& options, const Environment& environment) {
+  Examiner examiner(options, environment);
+  return options.command.empty() ? report_folder(examiner, options) : report_program(examiner, options);
+}
+
+}  // namespace penstock::cli

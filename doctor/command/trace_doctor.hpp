@@ -1,0 +1,57 @@
+#pragma once
+
+#include "cli/shared/output.hpp"
+#include "doctor/command/doctor_command.hpp"
+#include "doctor/report/trace_page.hpp"
+#include "doctor/report/trace_report.hpp"
+
+#include <penstock/transfer/link_profile.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock::cli {
+
+/// Examines timelines as the user's options say, and writes what they ask for. Its constructor throws
+/// UsageError or Error if one of their files cannot be used, before anything is read or run.
+class Examiner {
+ public:
+  Examiner(const DoctorOptions& options, const Environment& environment);
+
+  /// `name` says in the report what was examined.
+  [[nodiscard]] TraceReport examine(std::string name, const Timeline& timeline) const;
+  /// kBudgetBroken, or 0.
+  [[nodiscard]] static int status(const TraceReport& report);
+  /// The file of --json.
+  [[nodiscard]] OutputFile& json() noexcept { return json_; }
+  /// True if a page or a trace is asked for.
+  [[nodiscard]] bool draws() const noexcept { return html_ || perfetto_; }
+  /// True if a page is.
+  [[nodiscard]] bool has_page() const noexcept { return bool(html_); }
+  /// Writes them. `timeline` is that of the report that is drawn.
+  void draw(const PageReports& reports, const Timeline& timeline);
+  /// Why the page has no pictures; empty: it has, or none is asked for.
+  [[nodiscard]] std::string missing() const;
+  /// One of the files is standard output, so nothing else may go there.
+  [[nodiscard]] bool has_standard_output() const noexcept { return has_standard_output_; }
+
+ private:
+  /// Null if there is none.
+  [[nodiscard]] const LinkProfile* profile_of(const Timeline& timeline) const;
+  /// What the report says if --profile is of none of the recorded devices.
+  [[nodiscard]] std::optional<NotExamined> other_profile(const Timeline& timeline) const;
+
+  OutputFile json_;
+  OutputFile html_;
+  OutputFile perfetto_;
+  bool packs_ = false;
+  bool has_standard_output_ = false;
+  std::optional<std::string> chart_library_;
+  std::optional<LinkProfile> named_;  ///< by --profile
+  std::vector<LinkProfile> here_;     ///< of this machine's GPUs, if the program runs on it
+  bool has_budget_ = false;
+  std::vector<BudgetLine> budget_;
+};
+
+}  // namespace penstock::cli

@@ -1,0 +1,56 @@
+#pragma once
+
+#include "doctor/timeline/timeline.hpp"
+#include "doctor/timeline/whole_run.hpp"
+
+#include <penstock/core/function_ref.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+/// A call in compiled code.
+struct CodeAddress {
+  std::filesystem::path file;  ///< of the program or the library
+  std::uint64_t address = 0;   ///< as the file counts them
+};
+
+/// What is on a thread's stack when it calls CUDA, in the program's own files: the innermost call first.
+struct CodeStack {
+  std::uint32_t name = 0;  ///< index into the timeline's names, of no other stack
+  std::vector<CodeAddress> calls;
+};
+
+/// What one process did while `penstock doctor` ran it.
+struct Recording {
+  std::filesystem::path file;
+  std::int64_t process = 0;
+  std::int64_t began = 0;              ///< in seconds, as the times of files
+  Timeline timeline;                   ///< its steps are found by `find_steps`; its notes say what is missing
+  std::vector<CodeStack> code_stacks;  ///< of calls from compiled code; `name_code_places` names their lines
+  std::optional<WholeRun> whole_run;  ///< nullopt: the timeline has all of it, or the recording has no totals
+};
+
+/// Reads a file that the recorder wrote. If it is damaged or cut short, what is complete is read, and a note
+/// says what is not. Throws Error if it is not a recording, or one of another version.
+[[nodiscard]] Recording read_recording(const std::filesystem::path& file);
+
+/// Reads all recordings of a folder, in the order of their processes. Throws Error if the folder has none,
+/// and as `read_recording` does. With `refused`, it reads the others then, and has a sentence there for each
+/// that cannot be read, or that was not begun.
+[[nodiscard]] std::vector<Recording> read_recordings(const std::filesystem::path& folder,
+                                                     std::vector<std::string>* refused = nullptr);
+
+/// Fills a span from an offset on, and returns the bytes read: fewer at the end.
+using BytesAt = FunctionRef<std::size_t(std::uint64_t offset, std::span<std::byte> destination)>;
+
+/// Reads the recording from `bytes`. `file` names it in errors.
+[[nodiscard]] Recording parse_recording(BytesAt bytes, const std::string& file);
+
+}  // namespace penstock

@@ -1,0 +1,196 @@
+#pragma once
+
+#include "doctor/timeline/timeline.hpp"
+#include "doctor/timeline/work_labels.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string_view>
+
+/// The file that the recorder writes and `read_recording` reads, one for each process. It is mapped while the
+/// program runs, so that what was written survives the program's end, however it comes. Little endian, as all
+/// GPUs' hosts.
+///
+///   header | text: entries that are added and stay | totals: sums over all records | ring: the last records
+///
+/// Each entry of the text is a TextEntry, `bytes` bytes, and zeros up to a multiple of 4.
+namespace penstock::recording {
+
+inline constexpr char kMagic[8] = {'p', 'e', 'n', 's', 't', 'o', 'c', 'k'};
+inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::size_t kTextOffset = 4096;
+inline constexpr std::size_t kTextBytes = std::size_t{2} << 20;
+inline constexpr std::size_t kTotalsOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
+inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
+inline constexpr std::size_t kMostStreams = 4096;  ///< whose kinds are kept
+inline constexpr std::size_t kMostFrames = 64;     ///< of a stack
+inline constexpr std::size_t kMostCodeFrames = 32;
+inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
+                                                 << 10;  ///< up to here, contents are not kept
+/// Of the contents of a copy, so many bytes are looked at, in so many pieces from all over it.
+inline constexpr std::size_t kSampleBytes = 4096;
+inline constexpr std::size_t kSamplePieces = 32;
+/// Of file names: the process's number stands before it.
+inline constexpr char kSuffix[] = ".penstock";
+/// Behind that while the file has no header. If it stays, the process was ended then, or there was no room.
+inline constexpr char kUnfinishedSuffix[] = ".unfinished";
+
+/// Loaders whose waits are known. Those of Python are looked for: a thread is in `__next__` of a file whose
+/// path ends so. The last one tells of its waits itself (report_wait.hpp).
+struct LoaderKind {
+  std::string_view file;  ///< empty: compiled
+  std::string_view name;  ///< in a report
+};
+inline constexpr LoaderKind kLoaders[] = {{"torch/utils/data/dataloader.py", "DataLoader.__next__"},
+                                          {"penstock/_loader/loader.py", "penstock.Loader.__next__"},
+                                          {"penstock/_feed/iterator.py", "penstock.feed.__next__"},
+                                          {"penstock/_feed/native.py", "penstock.feed.__next__"},
+                                          {"", "penstock::Loader::next"}};
+inline constexpr std::size_t kCompiledLoader = std::size(kLoaders) - 1;
+
+enum class State : std::uint32_t {
+  running = 0,
+  finished = 1,  ///< the program ended by itself, and everything was written
+  yielded = 2,   ///< another client of CUPTI came: nothing is recorded from then on
+};
+
+struct Header {
+  char magic[8];
+  std::uint32_t version;
+  std::uint32_t record_bytes;
+  std::int64_t process;
+  std::uint64_t ring_offset;
+  std::uint64_t capacity;       ///< records that the ring holds
+  std::uint64_t written;        ///< records in all, also those that were written over
+  std::uint64_t text_bytes;     ///< of complete entries
+  std::uint64_t dropped;        ///< records that CUPTI had no room for
+  std::uint64_t without_place;  ///< calls whose stack could not be kept, as the text is full
+  std::uint32_t cupti_version;  ///< 0: CUPTI was not found
+  State state;
+  std::int64_t began;  ///< in seconds, as the times of files
+  // Earlier recorders wrote no totals, and left zeros here.
+  std::uint64_t totals_offset;  ///< the totals reach from here to the ring
+  std::int64_t first;           ///< when the first of all records began; 0: there is none
+  std::uint32_t left_out;       ///< LeftOut, in bits
+  std::uint32_t refused;        ///< of these, the ones that CUPTI refused; earlier recorders did not say so
+};
+static_assert(sizeof(Header) == 112);
+
+/// Records that the program was recorded without: somebody wanted that, or CUPTI refused them.
+enum LeftOut : std::uint32_t {
+  kWithoutKernels = 1,
+  kWithoutLaunches = 2,
+  kWithoutCalls = 4,
+  kWithoutCopies = 8,
+  kWithoutSomeCopyCalls = 16,  ///< of the calls that copy; copies without a call tell whether it matters
+};
+
+enum class TextType : std::uint32_t {
+  frame = 1,   ///< a line (u32), bytes of the file's name (u32), the file's name, the function's name.
+               ///< Numbered from 0 on
+  stack = 2,   ///< the numbers of its frames (u32), the innermost first. Numbered from 1 on
+  note = 3,    ///< a sentence for the report
+  device = 4,  ///< its number (u32) and its name
+  code = 5,  ///< a frame of compiled code: the address in its file (u64), and the file's name. Numbered with
+             ///< the other frames
+  device_node = 6,  ///< a device's number (u32), and that of its NUMA node (u32)
+  only_node = 7,    ///< the machine has one NUMA node: its number (u32)
+  context = 8,   ///< its number (u32), that of its device (u32), and that of its default stream (u32), which
+                 ///< earlier recorders did not write
+  stream = 9,    ///< the number of its context (u32), its own (u32), and its kind (u32) as CUPTI's
+  watched = 10,  ///< a thread of Python that is looked at: its number (u32)
+};
+struct TextEntry {
+  std::uint32_t bytes;
+  TextType type;
+};
+
+enum class RecordType : std::uint8_t {
+  copy = 1,  ///< detail: kind of copy; extra: kinds of memory, the source's in the lower half. Numbers as
+             ///< CUPTI's
+  work = 2,  ///< extra: kMemorySet, or an odd number: above its kGridBits, the same for the same kernel, and
+             ///< in all the same for the same grid, too. Earlier recorders mixed both. Of kernels that send
+             ///< data between GPUs, a multiple of 4 (work_labels.hpp), which earlier recorders did not tell
+  call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none; extra: of large copies,
+             ///< the NUMA node of the host memory in the lower half, that of the thread in the upper. They
+             ///< are numbers plus one; 0: not known
+  wait = 4,  ///< a thread was seen in next() of a loader; detail: its index in kLoaders
+  range =
+      5,  ///< a range of NVTX begins (detail 0) or ends (1); correlation: its number; contents: of its name
+  look = 6,  ///< a thread was seen in no call that tells the recorder, and in no next() of a loader
+};
+
+/// What a record keeps of the contents of a copy: a hash, and what they are. Never 0.
+constexpr std::uint64_t pack_contents(std::uint64_t hash, CopiedValues values) noexcept {
+  return (hash & ~std::uint64_t{7}) | std::uint64_t{static_cast<std::uint8_t>(values)} << 1U;
+}
+/// Earlier recorders judged no values. All their hashes are odd.
+constexpr CopiedValues values_of(std::uint64_t contents) noexcept {
+  return contents % 2 != 0 ? CopiedValues::unknown : static_cast<CopiedValues>(contents >> 1U & 3U);
+}
+
+struct Record {
+  std::int64_t begin;  ///< nanoseconds of CUPTI's clock
+  std::int64_t end;
+  union {
+    std::uint64_t bytes;  ///< of copies
+    std::uint64_t place;  ///< of calls, waits and looks
+  };
+  std::uint32_t correlation;
+  std::uint32_t stream;    ///< of calls: the thread
+  std::uint32_t sequence;  ///< the lower half of the number of records before it, plus one; written last
+  std::uint16_t extra;
+  std::uint8_t detail;
+  RecordType type;
+  union {
+    std::uint64_t contents;  ///< of calls: pack_contents() of what a copy takes to a device; 0: not known.
+                             ///< Of ranges that begin: a hash of the name
+    std::uint16_t device;    ///< of copies and work
+  };
+};
+static_assert(sizeof(Record) == 48);
+
+/// What the records of a total have in common. All zeros: the slot is free.
+struct TotalKey {
+  RecordType type;
+  std::uint8_t detail;  ///< of copies, calls and waits: that of the records; of work: 1 for memory sets
+  std::uint16_t extra;  ///< of copies: that of the records
+  std::uint32_t of;     ///< of copies and work: the device; of calls and waits: the place
+};
+static_assert(sizeof(TotalKey) == 8);
+
+/// All zeros: records of this type have no total.
+constexpr TotalKey total_key(const Record& record) noexcept {
+  switch (record.type) {
+    case RecordType::copy:
+      return {record.type, record.detail, record.extra, record.device};
+    case RecordType::work:
+      return {record.type, record.extra == kMemorySet ? std::uint8_t{1} : std::uint8_t{0}, 0, record.device};
+    case RecordType::call:
+    case RecordType::wait:
+      return {record.type, record.detail, 0, static_cast<std::uint32_t>(record.place)};
+    case RecordType::range:
+    case RecordType::look:
+      break;
+  }
+  return {};
+}
+
+/// The sum over all records with a key, also over those that were written over.
+struct Total {
+  std::uint64_t key;  ///< bits of a TotalKey; it stays once it is written
+  std::uint64_t count;
+  std::uint64_t bytes;  ///< of copies, and of calls that copy if their parameters tell
+  std::uint64_t nanoseconds;
+};
+static_assert(sizeof(Total) == 32);
+
+/// The first totals, without keys, are by RecordType those of all keys that found no slot. Then come the
+/// slots.
+inline constexpr std::size_t kOtherTotals = 8;
+inline constexpr std::size_t kTotalSlots = std::size_t{1} << 15;
+inline constexpr std::size_t kRingOffset =
+    kTotalsOffset + (kOtherTotals + kTotalSlots) * sizeof(Total);  ///< as the recorder makes it
+
+}  // namespace penstock::recording

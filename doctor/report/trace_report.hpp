@@ -1,0 +1,56 @@
+#pragma once
+
+#include "cli/shared/terminal.hpp"
+#include "doctor/report/budget.hpp"
+#include "doctor/report/whole_run.hpp"
+#include "doctor/rules/findings.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock::cli {
+
+/// What the doctor says about a trace.
+struct TraceReport {
+  std::string file;
+  std::optional<std::int64_t> process;  ///< of a recording: its number
+  std::optional<std::uint64_t> rank;    ///< of a trace that tells it
+  std::uint64_t events = 0;
+  double recorded_seconds = 0;  ///< from the first to the last record
+  Diagnosis diagnosis;
+  std::optional<WholeRunReport> whole_run;            ///< nullopt: the diagnosis is of the whole run
+  std::optional<std::vector<BudgetBreach>> breaches;  ///< nullopt: there was no budget
+  std::vector<std::string> verified;  ///< lines that compare it with the changed program of --verify
+};
+
+/// Words that the text and the page share. Names of the trace stay in one line, but are not escaped.
+[[nodiscard]] std::string seconds_text(double seconds);
+/// Names come from the trace; one must not look like several lines.
+[[nodiscard]] std::string one_line(std::string text);
+/// "GPU 0 (H200): 20 steps of 2.35 ms"
+[[nodiscard]] std::string window_text(const DeviceAccount& account);
+/// "copies to the GPU a step: 2, 7.63 MiB at ..."
+[[nodiscard]] std::string copies_text(const DeviceAccount& account, CopyDirection direction);
+/// "train.py(12): main, aten::to"
+[[nodiscard]] std::string place_name(const FindingPlace& place);
+/// "train.py(12): main, aten::to: 40 times, 153 MiB, 16.1 ms"
+[[nodiscard]] std::string place_text(const FindingPlace& place);
+/// Of a step. A gain below is next to nothing.
+inline constexpr double kNothingToGain = 0.02;
+/// False if the gain is next to nothing. `step` in seconds.
+[[nodiscard]] bool gains(const Finding& finding, double step);
+/// "at most 804 µs of a step, 34.3 %"; of the recording, if it has no steps.
+[[nodiscard]] std::string gain_text(const Finding& finding, const Diagnosis& diagnosis);
+/// What a report says in place of what was not examined.
+inline constexpr const char* kAllWasExamined = "Nothing: all findings were looked for.";
+/// What a report says in place of findings.
+[[nodiscard]] std::string nothing_found_text(const Diagnosis& diagnosis);
+/// Seconds of a step of a device.
+[[nodiscard]] double step_of(const Diagnosis& diagnosis, std::uint16_t device);
+
+[[nodiscard]] std::string trace_text(const TraceReport& report, const Look& look);
+[[nodiscard]] std::string trace_json(const TraceReport& report);
+
+}  // namespace penstock::cli

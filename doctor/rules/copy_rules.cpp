@@ -1,0 +1,549 @@
+#include "doctor/read/recording_format.hpp"
+#include "doctor/rules/copy_times.hpp"
+#include "doctor/rules/device_view.hpp"
+#include "doctor/rules/rule_tools.hpp"
+#include "doctor/rules/stream_order.hpp"
+#include "doctor/timeline/frame_names.hpp"
+#include "doctor/timeline/place_name.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+constexpr double kSmallCopies = 16;  // of a step
+constexpr double kExposed = 0.05;    // of a step
+constexpr double kContended = 0.05;  // of a step
+constexpr double kFar = 0.05;        // of a step
+constexpr TraceTime kBackToBack = 5'000;
+constexpr std::size_t kMostBefore = 64;  // copies that one waits for
+constexpr TraceTime kRunGap = 200'000;   // between copies that could have been one
+// Without a profile, one copy in place of many small ones: whatever its size, and its bytes per second.
+constexpr double kPackedCopy = 10e-6;
+constexpr double kPackedRate = 10e9;
+
+bool is_large_input(const ViewedCopy& viewed, MemoryKind kind) {
+  const TimelineCopy& copy = *viewed.copy;
+  return copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && copy.source == kind;
+}
+
+bool is_elsewhere(std::uint8_t node, std::uint8_t home) { return node != kUnknownNode && node != home; }
+
+/// True if the thread that called the copy itself copies, on another NUMA node than `home`.
+bool is_made_elsewhere(const DeviceView& view, const ViewedCopy& viewed, std::uint8_t home) {
+  const TimelineCopy& copy = *viewed.copy;
+  const auto host = copy.direction == CopyDirection::h2d ? copy.source : copy.destination;
+  return host == MemoryKind::pageable && viewed.made != nullptr &&
+         is_elsewhere(view.call(*viewed.made).node, home);
+}
+
+/// Seconds of one copy from or to pinned memory, as the link profile knows it.
+double pinned_seconds(const LinkProfile& profile, std::uint64_t bytes,
+                      CopyDirection direction = CopyDirection::h2d) {
+  const TransferKinds kinds = direction == CopyDirection::h2d
+                                  ? TransferKinds{MemoryKind::pinned, MemoryKind::device}
+                                  : TransferKinds{MemoryKind::device, MemoryKind::pinned};
+  return profile.predict(static_cast<std::size_t>(bytes), 1, kinds);
+}
+
+/// Seconds of a step that these copies would take from pinned memory; those that they take if it is not
+/// known.
+double seconds_if_pinned(const DeviceView& view, const std::vector<ViewedCopy>& copies,
+                         const Finding& finding) {
+  if (view.profile != nullptr) {
+    double seconds = 0;
+    for (const ViewedCopy& viewed : copies) seconds += pinned_seconds(*view.profile, viewed.copy->bytes);
+    return seconds / view.steps();
+  }
+  return view.h2d_ceiling > 0 ? finding.bytes / view.h2d_ceiling : finding.seconds;
+}
+
+/// Nanoseconds of one copy in place of many small ones.
+TraceTime packed_time_of(const DeviceView& view, std::uint64_t bytes) {
+  const double seconds = view.profile != nullptr ? pinned_seconds(*view.profile, bytes)
+                                                 : kPackedCopy + static_cast<double>(bytes) / kPackedRate;
+  return static_cast<TraceTime>(seconds * 1e9);
+}
+
+/// Fills in what findings about copies share.
+Finding copy_finding(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  Finding finding;
+  Places places;
+  for (const ViewedCopy& viewed : copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    finding.count += 1 / view.steps();
+    finding.bytes += static_cast<double>(copy.bytes) / view.steps();
+    finding.seconds += view.account.per_step(copy.time.end - copy.time.begin);
+    places.add(viewed.made != nullptr ? viewed.made->site : CallSite{}, copy.bytes, copy.time);
+  }
+  places.fill(finding, view.timeline);
+  return finding;
+}
+
+std::string count_text(const DeviceView& view, const Finding& finding) {
+  return fmt::format("{:.3g} in {}, {}", finding.count, view.account.steps > 0 ? "a step" : "the recording",
+                     format_bytes(static_cast<std::uint64_t>(finding.bytes)));
+}
+
+std::string rate_text(const Finding& finding) {
+  return finding.seconds > 0 ? fmt::format(" at {}", format_gbps(finding.bytes / finding.seconds)) : "";
+}
+
+/// When a copy could have run, but copies of other streams that were called before did, one after the other
+/// up to its own beginning. Empty if there is no such time. `copies` are of one direction. `free`: since when
+/// the copy's stream had nothing else to do, and nullopt if no kernel is next on it.
+TimeSpan wait_for_engine(const DeviceView& view, std::optional<TraceTime> free,
+                         const std::vector<ViewedCopy>& copies, std::size_t i) {
+  const ViewedCopy& late = copies[i];
+  if (late.made == nullptr || !free) return {};
+  const TimeSpan call = view.call(*late.made).time;
+  const TraceTime ready = std::max(*free, call.end);
+  TraceTime begin = late.copy->time.begin;
+  for (std::size_t back = 1; back <= std::min(i, kMostBefore) && begin > ready; ++back) {
+    const ViewedCopy& other = copies[i - back];
+    const TimeSpan time = other.copy->time;
+    const bool in_the_way = time.end <= begin && begin - time.end <= kBackToBack &&
+                            (other.made == nullptr || view.call(*other.made).time.begin < call.begin);
+    if (!in_the_way) break;
+    begin = time.begin;
+  }
+  if (begin == late.copy->time.begin) return {};
+  return {std::min(std::max(begin, ready), late.copy->time.begin), late.copy->time.begin};
+}
+
+template <typename Test>
+std::vector<ViewedCopy> copies_that(const DeviceView& view, const Test& test) {
+  std::vector<ViewedCopy> chosen;
+  std::copy_if(view.copies.begin(), view.copies.end(), std::back_inserter(chosen), test);
+  return chosen;
+}
+
+/// Copies that matter, and the seconds of a step in which nothing hides them.
+struct ExposedCopies {
+  std::vector<ViewedCopy> copies;
+  double seconds = 0;
+};
+
+/// Asynchronous copies from pinned memory: those that the default stream holds up, or all others. nullopt:
+/// they do not matter by themselves, nor do both kinds together, with these as the larger part.
+std::optional<ExposedCopies> asynchronous_copies(const DeviceView& view, bool are_held) {
+  const auto both = copies_that(view, [](const ViewedCopy& viewed) {
+    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr;
+  });
+  const auto matter = [&view](const std::vector<ViewedCopy>& copies, double exposed) {
+    return is_regular(view, copies) && exposed >= kExposed * view.account.step_seconds();
+  };
+  if (!matter(both, exposed_seconds(view, both))) return std::nullopt;
+  std::vector<ViewedCopy> held;
+  std::vector<ViewedCopy> others;
+  for (const ViewedCopy& viewed : both) (viewed.is_held ? held : others).push_back(viewed);
+  const double held_exposed = exposed_seconds(view, held);
+  const double others_exposed = exposed_seconds(view, others);
+  const bool is_larger = (held_exposed > others_exposed) == are_held;
+  ExposedCopies part = are_held ? ExposedCopies{std::move(held), held_exposed}
+                                : ExposedCopies{std::move(others), others_exposed};
+  if (!is_larger && !matter(part.copies, part.seconds)) return std::nullopt;
+  return part;
+}
+
+/// What is saved if kernels hide these copies. `exposed`: what they do not hide yet.
+GainRange gain_if_hidden(const DeviceView& view, const std::vector<ViewedCopy>& copies,
+                         const Finding& finding, double exposed) {
+  const double kernel = view.account.per_step(view.account.working());
+  const double room = std::max(0.0, kernel - (finding.seconds - exposed));
+  return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_around(view, copies)};
+}
+
+/// The share of a copy's bytes that narrower values would not take. 0: nothing tells of such values.
+double needless_share(const DeviceView& view, const ViewedCopy& viewed) {
+  if (viewed.copy->values == CopiedValues::bytes) return 0.75;
+  if (viewed.copy->values == CopiedValues::halves) return 0.5;
+  if (viewed.made == nullptr) return 0;
+  const TimelineWidening* widening = widening_around(view, *viewed.made, viewed.copy->bytes);
+  return widening == nullptr ? 0 : 1 - static_cast<double>(widening->from_bytes) / widening->to_bytes;
+}
+
+/// A trace tells what the host converts.
+void speak_of_conversions(Finding& finding, const DeviceView& view) {
+  finding.text =
+      fmt::format("Values that the host widens before they are copied: {}.", count_text(view, finding));
+  finding.meaning =
+      "A blocking .to(device, dtype) converts on the host, and the wider values cross the link.";
+  finding.change = "x = x.to(device, non_blocking=True).to(dtype)";
+  finding.penstock_change = "penstock.Loader(..., to=dtype)";
+}
+
+/// A recording tells what is sent.
+void speak_of_values(Finding& finding, const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  const auto of_bytes = std::ranges::count_if(
+      copies, [](const ViewedCopy& viewed) { return viewed.copy->values == CopiedValues::bytes; });
+  const auto of_halves = static_cast<std::ptrdiff_t>(copies.size()) - of_bytes;
+  finding.text =
+      fmt::format("Copies of float32 that a narrower type would hold: {}.", count_text(view, finding));
+  constexpr const char* kBytes = "at most 256 evenly spaced values in each channel, so uint8 would do";
+  constexpr const char* kHalves = "only values that float16 or bfloat16 holds";
+  if (of_bytes == 0 || of_halves == 0)
+    finding.text += fmt::format(" A sample of each shows {}.", of_bytes > 0 ? kBytes : kHalves);
+  else
+    finding.text += fmt::format(" Samples of {:.3g} show {}, and those of {:.3g} {}.",
+                                static_cast<double>(of_bytes) / view.steps(), kBytes,
+                                static_cast<double>(of_halves) / view.steps(), kHalves);
+  finding.meaning = fmt::format(
+      "If the GPU widens them, fewer bytes cross the link. Only {} of each copy were looked at, at {} places "
+      "all over it: values elsewhere may need the wider type.",
+      format_bytes(recording::kSampleBytes), recording::kSamplePieces);
+  const bool are_bytes = of_bytes >= of_halves;
+  finding.change = are_bytes ? "send the uint8: x = x.to(device, non_blocking=True).float().div_(255)"
+                             : "x = x.to(device, non_blocking=True).float()   with x as float16 or bfloat16";
+  finding.penstock_change = are_bytes ? "penstock.Loader(..., to=\"float32\", scale=1 / 255)"
+                                      : "penstock.Loader(..., to=\"float32\")";
+}
+
+/// True if both copies are called from one function, directly or through others, and `then` from a later line
+/// than `first`. Only a recording names the lines of calls. One line may do both in either order.
+bool is_in_order_of_lines(const DeviceView& view, const ViewedCopy& first, const ViewedCopy& then) {
+  if (view.timeline.source != TimelineSource::recorder || first.made == nullptr || then.made == nullptr)
+    return false;
+  const std::vector<std::string> a = stack_of(view.timeline, first.made->site.frame);
+  const std::vector<std::string> b = stack_of(view.timeline, then.made->site.frame);
+  const auto [mine, other] =
+      std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend());  // the outermost first
+  if (mine == a.rend() || other == b.rend()) return false;
+  const auto from = parse_place_name(*mine);
+  const auto to = parse_place_name(*other);
+  return from && to && from->file == to->file && from->function == to->function && from->line < to->line;
+}
+
+/// True if a copy to the host ends before one back begins, in the same step, or in the step before if their
+/// lines are in that order: steps may be parted between the two.
+bool follows(const DeviceView& view, const ViewedCopy& left, const ViewedCopy& back) {
+  if (left.copy->time.end > back.copy->time.begin) return false;
+  const std::size_t from = step_at(view, left.copy->time.begin);
+  const std::size_t to = step_at(view, back.copy->time.begin);
+  return from == to || (from + 1 == to && is_in_order_of_lines(view, left, back));
+}
+
+}  // namespace
+
+std::optional<Finding> find_pageable_copies(const DeviceView& view) {
+  const auto copies = copies_that(
+      view, [](const ViewedCopy& viewed) { return is_large_input(viewed, MemoryKind::pageable); });
+  if (!is_regular(view, copies)) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  const double exposed = exposed_seconds(view, copies);
+  const double pinned = seconds_if_pinned(view, copies, finding);
+  const auto [waited, waited_before] = waits_for(view, copies);
+  finding.gain = {exposed * std::max(0.0, 1 - pinned / finding.seconds),
+                  most_without_waits(view, exposed, taken_seconds(view, copies))};
+  finding.text = fmt::format("Copies from pageable memory: {}{}. Nothing hides {} of their {}.",
+                             count_text(view, finding), rate_text(finding), format_seconds(exposed),
+                             format_seconds(finding.seconds));
+  if (waited > 0)
+    finding.text += fmt::format(" The host waits {} for them, of that {} before they begin.",
+                                format_seconds(waited), format_seconds(waited_before));
+  finding.meaning =
+      "The driver first moves pageable memory through a small buffer of its own, and the host waits "
+      "meanwhile.";
+  finding.change =
+      "DataLoader(..., pin_memory=True), or x copied to a pinned buffer that you keep; x = x.to(device, "
+      "non_blocking=True)";
+  finding.penstock_change =
+      "for batch in penstock.feed(loader): ...; penstock.to_device(x) for what no loader makes";
+  return finding;
+}
+
+std::optional<Finding> find_blocking_copies(const DeviceView& view) {
+  const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
+    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited != nullptr;
+  });
+  if (!is_regular(view, copies)) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  std::vector<TimeSpan> gaps;
+  std::vector<TimeSpan> own_gaps;  // behind waits of threads that launch kernels
+  for (const ViewedCopy& viewed : copies) {
+    gaps.push_back(gap_after(view, wait_for(view, viewed)));
+    if (view.is_of_launching_thread(*viewed.waited)) own_gaps.push_back(gaps.back());
+  }
+  const auto [waited, waited_before] = waits_for(view, copies);
+  const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.explained));
+  // Whether a thread that launches waits for another one is not recorded.
+  const double own_gap = view.account.per_step(uncovered(span_list(std::move(own_gaps)), view.explained));
+  finding.gain = {std::min(waited, own_gap) / 2,
+                  most_without_waits(view, exposed_seconds(view, copies), waited)};
+  finding.text = fmt::format(
+      "Copies from pinned memory that the host waits for: {}. It waits {}, of that {} for earlier work "
+      "before the copies begin, and the GPU idles {} after.",
+      count_text(view, finding), format_seconds(waited), format_seconds(waited_before), format_seconds(gap));
+  finding.meaning = "The memory is pinned, so the copy could run by itself while the host launches kernels.";
+  finding.change = "x = x.to(device, non_blocking=True)";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...";
+  return finding;
+}
+
+std::optional<Finding> find_exposed_copies(const DeviceView& view) {
+  const auto found = asynchronous_copies(view, false);
+  if (!found) return std::nullopt;
+  const auto& [copies, exposed] = *found;
+  Finding finding = copy_finding(view, copies);
+  const bool shared = shares_stream(view, copies);
+  finding.gain = gain_if_hidden(view, copies, finding, exposed);
+  finding.text = fmt::format("Asynchronous copies that nothing hides: {}{}. Nothing hides {} of their {}.",
+                             count_text(view, finding), rate_text(finding), format_seconds(exposed),
+                             format_seconds(finding.seconds));
+  finding.meaning =
+      shared ? "They are on the stream of the kernels, so each waits for the others in turn."
+             : "They have a stream of their own, but begin too late for a kernel to run meanwhile.";
+  finding.change = shared ? "copy the next batch on a torch.cuda.Stream() of its own while this one is used"
+                          : "copy the next batch before this one's kernels are launched";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...";
+  return finding;
+}
+
+std::optional<Finding> find_default_stream_waits(const DeviceView& view) {
+  const auto found = asynchronous_copies(view, true);
+  if (!found) return std::nullopt;
+  const auto& [copies, exposed] = *found;
+  Finding finding = copy_finding(view, copies);
+  finding.gain = gain_if_hidden(view, copies, finding, exposed);
+  const auto first = view.timeline.stream_kinds.find({view.account.device, copies[0].copy->stream});
+  const bool on_default = first->second == StreamKind::default_stream;
+  finding.text = fmt::format(
+      "Copies {}: {}{}. They and kernels on {} wait for each other. Nothing hides {} of their {}.",
+      on_default ? "on the default stream" : "on a stream that blocks on the default one",
+      count_text(view, finding), rate_text(finding), on_default ? "other streams" : "the default stream",
+      format_seconds(exposed), format_seconds(finding.seconds));
+  finding.meaning =
+      "Work on the default stream waits for earlier work of every stream that was made without "
+      "cudaStreamNonBlocking, and their later work waits for it.";
+  finding.change =
+      "copy the next batch on a torch.cuda.Stream(), or make the stream non-blocking, such as "
+      "cupy.cuda.Stream(non_blocking=True)";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...";
+  return finding;
+}
+
+std::optional<Finding> find_small_copies(const DeviceView& view) {
+  const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
+    const std::uint64_t bytes = viewed.copy->bytes;
+    return viewed.copy->direction == CopyDirection::h2d && bytes > 0 && bytes <= kSmallBytes;
+  });
+  // Runs of copies between which no kernel begins.
+  TraceTime uncovered_time = 0;
+  TraceTime packed_time = 0;
+  std::vector<ViewedCopy> in_runs;
+  for (std::size_t first = 0; first < copies.size();) {
+    TimeSpan hull = copies[first].copy->time;
+    std::uint64_t bytes = copies[first].copy->bytes;
+    std::size_t next = first + 1;
+    for (; next < copies.size(); ++next) {
+      const TimeSpan time = copies[next].copy->time;
+      if (time.begin - hull.end > kRunGap || view.kernels.covered({hull.end, time.begin}) > 0) break;
+      hull.end = std::max(hull.end, time.end);
+      bytes += copies[next].copy->bytes;
+    }
+    if (next - first > 1) {
+      const TraceTime alone = hull.end - hull.begin - view.kernels.covered(hull);
+      uncovered_time += alone;
+      packed_time += std::min(alone, packed_time_of(view, bytes));
+      in_runs.insert(in_runs.end(), copies.begin() + static_cast<std::ptrdiff_t>(first),
+                     copies.begin() + static_cast<std::ptrdiff_t>(next));
+    }
+    first = next;
+  }
+  if (static_cast<double>(in_runs.size()) < kSmallCopies * view.steps() || !is_regular(view, in_runs))
+    return std::nullopt;
+  Finding finding = copy_finding(view, in_runs);
+  const double alone = view.account.per_step(uncovered_time);
+  const double packed = view.account.per_step(packed_time);
+  // The gaps in the runs are a part of what the device idles. One copy may be hidden, too.
+  const double exposed = exposed_seconds(view, in_runs);
+  const double hidden = most_without_waits(view, exposed, waits_for(view, in_runs).all);
+  finding.gain = {(alone - packed) / 2, std::max(alone - packed, hidden)};
+  finding.text = fmt::format(
+      "Small copies one after the other: {}. With the gaps between them they take {} in which no kernel "
+      "runs.",
+      count_text(view, finding), format_seconds(alone));
+  finding.meaning = "Each copy costs the host and the link some microseconds, whatever its size.";
+  finding.change = "collate the tensors of one type into one, copy it, and split it on the GPU";
+  finding.penstock_change = "batch = penstock.to_device(batch)";
+  return finding;
+}
+
+std::optional<Finding> find_widened_copies(const DeviceView& view) {
+  std::vector<ViewedCopy> copies;
+  double saved = 0;
+  for (const ViewedCopy& viewed : view.copies) {
+    if (viewed.copy->direction != CopyDirection::h2d || viewed.copy->bytes <= kSmallBytes) continue;
+    const double share = needless_share(view, viewed);
+    if (share == 0) continue;
+    copies.push_back(viewed);
+    saved += exposed_seconds(view, {viewed}) * share;
+  }
+  if (!is_regular(view, copies)) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  finding.gain = {saved / 2, saved};
+  if (view.timeline.source == TimelineSource::recorder)
+    speak_of_values(finding, view, copies);
+  else
+    speak_of_conversions(finding, view);
+  return finding;
+}
+
+std::optional<Finding> find_same_data_again(const DeviceView& view) {
+  std::unordered_set<std::uint64_t> sent;
+  std::unordered_set<std::uint64_t> sent_again;
+  std::unordered_map<std::uint64_t, TraceTime> written;  // by bytes: when the latest copy to the host ended
+  std::uint64_t kept = 0;                                // bytes that would have to stay on the device
+  const auto copies = copies_that(view, [&](const ViewedCopy& viewed) {
+    const TimelineCopy& copy = *viewed.copy;
+    if (copy.direction == CopyDirection::d2h) {
+      TraceTime& end = written.try_emplace(copy.bytes, copy.time.end).first->second;
+      end = std::max(end, copy.time.end);
+      return false;
+    }
+    if (copy.bytes <= kSmallBytes || copy.contents == 0) return false;
+    // The contents are those at the call's end. An earlier copy of the size that ended later may have written
+    // them.
+    const auto before = written.find(copy.bytes);
+    if (viewed.made != nullptr && before != written.end() &&
+        before->second > view.call(*viewed.made).time.end)
+      return false;
+    if (sent.insert(copy.contents).second) return false;
+    if (sent_again.insert(copy.contents).second) kept += copy.bytes;
+    return true;
+  });
+  if (!is_regular(view, copies)) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  const double exposed = exposed_seconds(view, copies);
+  finding.gain = {exposed / 2, exposed + idle_before(view, copies)};
+  finding.text = fmt::format(
+      "Copies of data that was copied to this GPU before: {}{}. Their data would take {} there. Nothing "
+      "hides {} of their {}.",
+      count_text(view, finding), rate_text(finding), format_bytes(kept), format_seconds(exposed),
+      format_seconds(finding.seconds));
+  finding.meaning = fmt::format(
+      "Data that stays on the GPU does not cross the link again. Only {} of each copy were compared, at {} "
+      "places all over it: data that differs elsewhere looks the same.",
+      format_bytes(recording::kSampleBytes), recording::kSamplePieces);
+  finding.change = "x = x.to(device) once, before the loop";
+  finding.penstock_change = "penstock.Loader(..., residency=\"auto\")";
+  return finding;
+}
+
+std::optional<Finding> find_round_trips(const DeviceView& view) {
+  if (view.account.steps == 0) return std::nullopt;
+  std::map<std::uint64_t, std::vector<const ViewedCopy*>> left;  // copies to the host by size
+  std::vector<ViewedCopy> copies;
+  std::vector<TimeSpan> trips;
+  for (const ViewedCopy& viewed : view.copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    if (copy.bytes <= kSmallBytes) continue;
+    std::vector<const ViewedCopy*>& same = left[copy.bytes];
+    if (copy.direction == CopyDirection::d2h) same.push_back(&viewed);
+    if (copy.direction != CopyDirection::h2d || same.empty() || !follows(view, *same.back(), viewed))
+      continue;
+    copies.push_back(*same.back());
+    copies.push_back(viewed);
+    trips.push_back({same.back()->copy->time.begin, copy.time.end});
+    same.pop_back();
+  }
+  if (!is_regular(view, copies)) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  const SpanList idle = subtract(span_list(std::move(trips)), view.explained.spans());
+  const double without_kernels = view.account.per_step(uncovered(idle, view.kernels));
+  finding.gain = {0, without_kernels};
+  finding.text = fmt::format(
+      "Copies to the host, each followed by one of the same size back: {}. From the beginning of the one to "
+      "the end of the other, no kernel runs for {}{}.",
+      count_text(view, finding), format_seconds(without_kernels),
+      view.waits.spans().empty() ? "" : ", apart from waits for a loader");
+  finding.meaning = "If it is the same data, it could stay on the GPU. Only the sizes were compared.";
+  finding.change = "compute it on the GPU, without .cpu() and .numpy()";
+  return finding;
+}
+
+std::optional<Finding> find_contended_copies(const DeviceView& view) {
+  const auto copies = copies_that(
+      view, [](const ViewedCopy& viewed) { return viewed.copy->direction == CopyDirection::h2d; });
+  if (copies.size() < 2) return std::nullopt;
+  const auto free = ready_before_kernels(view.timeline, view.account.device, copies);
+  std::vector<ViewedCopy> late;
+  std::vector<TimeSpan> waits;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const TimeSpan wait = wait_for_engine(view, free[i], copies, i);
+    const TimeSpan time = copies[i].copy->time;
+    if (wait.end - wait.begin <= time.end - time.begin) continue;
+    late.push_back(copies[i]);
+    waits.push_back(wait);
+  }
+  const double exposed = view.account.per_step(uncovered(span_list(std::move(waits)), view.kernels));
+  if (!is_regular(view, late) || exposed < kContended * view.account.step_seconds()) return std::nullopt;
+  Finding finding = copy_finding(view, late);
+  const double room =
+      std::max(0.0, view.account.step_seconds() - view.account.per_step(view.account.h2d.busy));
+  finding.gain = {std::min(exposed, room) / 2, exposed};
+  finding.text = fmt::format(
+      "Copies that wait for copies of other streams, while kernels wait for them: {}. In {} of that no "
+      "kernel runs.",
+      count_text(view, finding), format_seconds(exposed));
+  finding.meaning =
+      "A GPU copies in one direction in the order of the calls. A small copy behind a large one waits for "
+      "all of it, whatever their streams.";
+  finding.change =
+      "call the copy that is needed first before the large one, or make that in parts: for part in "
+      "batch.split(rows): ...";
+  finding.penstock_change = "for batch in penstock.feed(loader): ...   sends a batch's tensors together";
+  return finding;
+}
+
+std::optional<Finding> find_far_memory(const DeviceView& view) {
+  const auto known = view.timeline.device_nodes.find(view.account.device);
+  if (known == view.timeline.device_nodes.end()) return std::nullopt;
+  const std::uint8_t home = known->second;
+  std::size_t far = 0;
+  std::size_t made_elsewhere = 0;
+  double pinned = 0;  // seconds of the same copies, as the profile measured them at the GPU's node
+  const auto copies = copies_that(view, [&](const ViewedCopy& viewed) {
+    const TimelineCopy& copy = *viewed.copy;
+    const bool is_far = is_elsewhere(copy.host_node, home);
+    const bool by_far = is_made_elsewhere(view, viewed, home);
+    if (copy.bytes <= kSmallBytes || !(is_far || by_far)) return false;
+    far += is_far ? 1 : 0;
+    made_elsewhere += by_far ? 1 : 0;
+    if (view.profile != nullptr) pinned += pinned_seconds(*view.profile, copy.bytes, copy.direction);
+    return true;
+  });
+  const double exposed = exposed_seconds(view, copies);
+  if (!is_regular(view, copies) || exposed < kFar * view.account.step_seconds()) return std::nullopt;
+  Finding finding = copy_finding(view, copies);
+  finding.gain = {0, exposed * std::max(0.0, 1 - pinned / view.steps() / finding.seconds)};
+  finding.text = fmt::format(
+      "Copies between NUMA nodes: {}{}. The GPU is at node {}; at another is the memory of {:.3g}, and the "
+      "thread that copies {:.3g}. Nothing hides {} of their {}.",
+      count_text(view, finding), rate_text(finding), home, static_cast<double>(far) / view.steps(),
+      static_cast<double>(made_elsewhere) / view.steps(), format_seconds(exposed),
+      format_seconds(finding.seconds));
+  finding.meaning =
+      "The bytes also pass the link between the processors. The driver copies pageable memory in the thread "
+      "that calls, so that thread's node matters, too.";
+  finding.change = fmt::format("numactl --cpunodebind={0} --membind={0} {1}", home,
+                               view.timeline.is_compiled ? "./program" : "python train.py");
+  finding.penstock_change = view.timeline.is_compiled
+                                ? "penstock::make_pinned_pool(device)   is memory at the GPU's node"
+                                : "for batch in penstock.feed(loader): ...   stages pageable batches at the "
+                                  "GPU's node";
+  return finding;
+}
+
+}  // namespace penstock

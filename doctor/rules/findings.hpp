@@ -1,0 +1,91 @@
+#pragma once
+
+#include "doctor/timeline/device_account.hpp"
+#include "doctor/timeline/timeline.hpp"
+
+#include <penstock/transfer/link_profile.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace penstock {
+
+/// Where a finding's calls were made.
+struct FindingPlace {
+  /// "train.py(12): main", 12 being the line of the call, or the function's first line in a trace of
+  /// PyTorch's profiler; empty: not recorded.
+  std::string function;
+  std::string op;  ///< the outermost operator of PyTorch, such as "aten::item"; empty: none
+  std::uint64_t count = 0;
+  std::uint64_t bytes = 0;
+  double seconds = 0;  ///< in all, of the copies or of the calls, as the finding's text says
+  /// In all, that the device idles after these calls. nullopt: the finding is not about that.
+  std::optional<double> idle_seconds = std::nullopt;
+  /// `function`, and the program's own frames that called it, the innermost first: of several stacks, the one
+  /// of most calls. Empty: `function` is, too.
+  std::vector<std::string> stack = {};
+};
+
+/// What a change would save of a step, in seconds. The truth is expected between the two.
+struct GainRange {
+  double low = 0;
+  double high = 0;
+};
+
+enum class Severity : std::uint8_t { high, medium, note };
+[[nodiscard]] std::string_view severity_name(Severity severity) noexcept;
+
+/// One result of the rules in docs/doctor.md.
+struct Finding {
+  std::string id;
+  Severity severity = Severity::note;
+  std::uint16_t device = 0;
+  std::string text;             ///< the evidence, with its numbers
+  std::string meaning;          ///< why that takes time
+  std::string change;           ///< as code, without penstock; empty: none
+  std::string penstock_change;  ///< as code, with penstock; empty: none
+  double count = 0;             ///< of a step
+  double bytes = 0;             ///< of a step
+  double seconds = 0;           ///< of a step
+  GainRange gain;
+  /// The longest first. Waits for the device: those first that hold it up most.
+  std::vector<FindingPlace> places;
+  /// When its copies, waits or calls ran: in order, with those that touch or overlap as one.
+  std::vector<TimeSpan> evidence;
+};
+
+struct DiagnosisOptions {
+  /// Bytes per second that the link carries from pinned memory, as `penstock link` measured it on the machine
+  /// of the recording. 0: the best rate of a large pinned copy in the recording, if there is one.
+  double h2d_ceiling = 0;
+  /// That measurement itself, from which the model of a feed tells how short a step may become and what a
+  /// copy would take. Null: not known. It must live until the diagnosis is made.
+  const LinkProfile* profile = nullptr;
+};
+
+/// What the recording does not tell. Nothing is known about these, good or bad.
+struct NotExamined {
+  std::vector<std::string> names;  ///< ids of findings, and names of the account's parts
+  std::string text;                ///< a sentence that says why, and how to record it
+};
+
+struct Diagnosis {
+  std::vector<DeviceAccount> accounts;
+  std::vector<Finding> findings;  ///< by what they gain, the most first
+  std::vector<NotExamined> not_examined;
+  /// Bytes per second that pinned memory is taken to reach on its way to a device: the option's, or the best
+  /// that the recording shows of any device. 0: not known.
+  double h2d_ceiling = 0;
+};
+
+/// The ids of all rules.
+[[nodiscard]] std::span<const std::string_view> finding_ids() noexcept;
+
+/// Applies all rules to each device. A pure function of the timeline.
+[[nodiscard]] Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& options = {});
+
+}  // namespace penstock

@@ -1,0 +1,328 @@
+#include "doctor/rules/device_view.hpp"
+#include "doctor/rules/rule_tools.hpp"
+#include "doctor/timeline/active_steps.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+
+namespace {
+
+constexpr double kStarved = 0.05;  // of the time
+constexpr double kWarmUp = 0.25;   // of the steps
+constexpr double kHeld = 0.02;     // of a step
+constexpr TraceTime kPause = 10;   // as much as in most steps
+
+/// "aten::item" in the words of a program.
+std::string_view cause_of(std::string_view op) {
+  if (op == "aten::item" || op == "aten::_local_scalar_dense" || op == "aten::is_nonzero") return ".item()";
+  if (op == "aten::nonzero" || op == "aten::masked_select" || op == "aten::index")
+    return "a size that depends on values";
+  if (op == "aten::to" || op == "aten::copy_" || op == "aten::_to_copy") return ".cpu() or .to()";
+  return op;
+}
+
+/// A wait of the host for the device: with the copy that it waits for, if that is one to the host. Its call
+/// may be that copy's own.
+struct HostWait {
+  const KnownCall* call = nullptr;
+  TimeSpan time;
+  std::uint64_t bytes = 0;
+};
+
+/// Of threads that launch kernels or of the others, in the order of threads, and of time within each. Waits
+/// for large copies to any device are left to other rules.
+std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
+  std::map<const KnownCall*, const ViewedCopy*> of_outputs;
+  std::map<const KnownCall*, const ViewedCopy*> waiting_copies;  // to the host, whose calls end after them
+  for (const ViewedCopy& viewed : view.copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    if (viewed.waited == nullptr) {
+      if (copy.direction == CopyDirection::d2h && viewed.made != nullptr &&
+          view.call(*viewed.made).time.end >= copy.time.end)
+        waiting_copies[viewed.made] = &viewed;
+    } else if (copy.direction == CopyDirection::d2h) {
+      of_outputs[viewed.waited] = &viewed;
+    }
+  }
+  std::vector<HostWait> waits;
+  for (const KnownCall& known : view.calls) {
+    const TimelineCall& call = view.call(known);
+    if (view.is_of_launching_thread(known) != of_launching) continue;
+    if (!view.is_within(call.time.begin) || known.site.in_wait || view.waits_for_inputs.contains(&known))
+      continue;
+    if (const auto waiting = waiting_copies.find(&known); waiting != waiting_copies.end())
+      waits.push_back({&known, call.time, waiting->second->copy->bytes});
+    if (!is_synchronization(call.kind)) continue;
+    HostWait wait{&known, call.time, 0};
+    const auto output = of_outputs.find(&known);
+    if (output != of_outputs.end()) {
+      // The call of a copy to pageable memory itself waits.
+      wait.time.begin = view.call(*output->second->made).time.begin;
+      wait.bytes = output->second->copy->bytes;
+    }
+    waits.push_back(wait);
+  }
+  return waits;
+}
+
+/// The first of the steps after those in which a program still gets ready.
+std::size_t first_steady_step(const DeviceView& view) {
+  return static_cast<std::size_t>(kWarmUp * static_cast<double>(view.timeline.steps.size()));
+}
+
+/// Calls of two kinds that should happen once, but happen in half of the steps after the first ones.
+std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallKind opposite) {
+  const auto& steps = view.timeline.steps;
+  if (steps.size() < kSteadySteps) return std::nullopt;
+  const std::size_t first = first_steady_step(view);
+  const auto steady = static_cast<double>(steps.size() - first);
+  Finding finding;
+  Places places;
+  TraceTime took = 0;
+  std::vector<TimeSpan> gaps;
+  std::vector<TraceTime> times;
+  std::vector<bool> threads(view.host.launches.size());
+  for (const KnownCall& known : view.calls) {
+    const TimelineCall& call = view.call(known);
+    if (call.kind != kind && call.kind != opposite) continue;
+    if (call.time.begin < steps[first].begin || !view.is_within(call.time.begin)) continue;
+    times.push_back(call.time.begin);
+    threads[call.thread] = true;
+    took += call.time.end - call.time.begin;
+    gaps.push_back(gap_after(view, call.time));
+    places.add(known.site, 0, call.time);
+  }
+  const auto active = active_steps_of_threads(view.timeline, threads, view.account.window);
+  if (!in_half_of_steps(view, active, first, times)) return std::nullopt;
+  places.fill(finding, view.timeline);
+  finding.count = static_cast<double>(times.size()) / steady;
+  finding.seconds = static_cast<double>(took) * 1e-9 / steady;
+  // New memory is slow at first, too, so all that the device idles then may go.
+  const TraceTime gap = uncovered(span_list(std::move(gaps)), view.explained);
+  const TraceTime idle = idle_in(view, {steps[first].begin, view.account.window.end});
+  finding.gain = {0, static_cast<double>(std::max(gap, std::min(took, idle))) * 1e-9 / steady};
+  return finding;
+}
+
+/// A time of the program's own work in which the device idles.
+struct HostWork {
+  QuietTime quiet;
+  TraceTime idle = 0;
+};
+
+/// A checkpoint, a validation or the beginning of an epoch is no part of a step.
+void leave_out_pauses(const DeviceView& view, std::vector<HostWork>& works) {
+  if (works.empty()) return;
+  std::map<std::size_t, TraceTime> by_step;
+  for (const HostWork& work : works) by_step[step_at(view, work.quiet.time.begin)] += work.idle;
+  std::vector<TraceTime> idle;
+  idle.reserve(by_step.size());
+  for (const auto& [step, time] : by_step) idle.push_back(time);
+  const auto middle = idle.begin() + static_cast<std::ptrdiff_t>(idle.size() / 2);
+  std::nth_element(idle.begin(), middle, idle.end());
+  std::erase_if(works, [&](const HostWork& work) {
+    return by_step[step_at(view, work.quiet.time.begin)] > kPause * *middle;
+  });
+}
+
+std::vector<HostWork> host_works(const DeviceView& view) {
+  std::vector<HostWork> works;
+  for (const QuietTime& quiet : view.own_work) {
+    const TraceTime idle = quiet.time.end - quiet.time.begin - view.busy.covered(quiet.time);
+    if (idle > 0) works.push_back({quiet, idle});
+  }
+  leave_out_pauses(view, works);
+  return works;
+}
+
+/// Each place has the share of the idle time that it has of the looks.
+void add_places(Places& places, const HostWork& work) {
+  std::map<std::uint32_t, std::size_t> looks;
+  for (const TimelineLook& look : work.quiet.looks) ++looks[look.name];
+  for (const auto& [name, count] : looks) {
+    const double share = static_cast<double>(count) / static_cast<double>(work.quiet.looks.size());
+    CallSite site;
+    site.frame = name;
+    places.add(site, share * static_cast<double>(work.idle) * 1e-9);
+  }
+}
+
+}  // namespace
+
+std::optional<Finding> find_waiting_for_data(const DeviceView& view) {
+  const double waiting = view.account.per_step(view.account.part(DevicePart::waiting_for_data));
+  if (view.account.share(DevicePart::waiting_for_data) < kStarved) return std::nullopt;
+  Finding finding;
+  Places places;
+  std::set<std::uint16_t> threads;
+  std::vector<const TimelineHostSpan*> frames;  // around the span
+  for (const TimelineHostSpan& span : view.timeline.host) {
+    std::erase_if(frames, [&span](const TimelineHostSpan* frame) {
+      return frame->thread != span.thread || frame->time.end <= span.time.begin;
+    });
+    if (span.kind == HostSpanKind::frame) frames.push_back(&span);
+    if (span.kind != HostSpanKind::loader_wait || !view.host.launches[span.thread]) continue;
+    if (span.time.begin < view.account.window.begin || span.time.end > view.account.window.end) continue;
+    finding.count += 1 / view.steps();
+    CallSite site;
+    site.frame = frames.empty() ? kNoName : frames.back()->name;
+    site.op = span.name;
+    places.add(site, 0, span.time);
+    threads.insert(span.thread);
+  }
+  places.fill(finding, view.timeline);
+  finding.seconds = waiting;
+  const double waited = view.account.per_step(view.waits.covered(view.account.window));
+  finding.gain = {0, std::min(waiting + idle_seconds(view), waited)};
+  finding.text =
+      fmt::format("The GPU idles while the loop waits for its loader: {} of {}{}.", format_seconds(waiting),
+                  format_seconds(view.account.step_seconds()), view.account.steps > 0 ? " a step" : "");
+  if (threads.size() > 1)
+    finding.text += fmt::format(" {} threads wait, and the places count the waits of all.", threads.size());
+  finding.meaning =
+      "Batches are made more slowly than they are used. A loader that keeps up saves all of this.";
+  finding.change =
+      "penstock doctor --loader train.py:loader   says which stage is slow, and how many workers pay";
+  finding.penstock_change = "penstock.feed(loader), or penstock.Loader for data in arrays";
+  if (!finding.places.empty() && finding.places.front().op.starts_with("penstock")) {
+    finding.change = "print(loader.stats())   says what limits it";
+    finding.penstock_change.clear();
+  }
+  return finding;
+}
+
+std::optional<Finding> find_host_work(const DeviceView& view) {
+  const auto& steps = view.timeline.steps;
+  const bool is_steady = steps.size() >= kSteadySteps;
+  // What a trace is of was chosen. A recording begins with the program.
+  if (!view.timeline.has_looks || !(is_steady || is_trace(view.timeline))) return std::nullopt;
+  const std::size_t first = is_steady ? first_steady_step(view) : 0;
+  Places places;
+  std::vector<TraceTime> steady;  // beginnings
+  SpanList quiet;
+  TraceTime idle = 0;
+  Finding finding;
+  for (const HostWork& work : host_works(view)) {
+    if (is_steady && work.quiet.time.begin >= steps[first].begin) steady.push_back(work.quiet.time.begin);
+    append_span(quiet, work.quiet.time);
+    idle += work.idle;
+    finding.count += 1 / view.steps();
+    add_places(places, work);
+  }
+  finding.seconds = view.account.per_step(idle);
+  if (finding.seconds < kStarved * view.account.step_seconds()) return std::nullopt;
+  if (is_steady && !in_half_of_steps(view, view.host_steps, first, steady)) return std::nullopt;
+  places.fill(finding, view.timeline);
+  finding.evidence = subtract(quiet, view.busy.spans());
+  finding.gain = {0, std::min(view.account.per_step(total_length(quiet)), idle_seconds(view))};
+  finding.text = fmt::format("The GPU idles while the program is in its own code on the host: {} of {}{}.",
+                             format_seconds(finding.seconds), format_seconds(view.account.step_seconds()),
+                             view.account.steps > 0 ? " a step" : "");
+  finding.meaning =
+      "Nothing is queued for the GPU meanwhile. If this makes the next batch, it can be done beside "
+      "the GPU's work.";
+  finding.change =
+      "do it in a Dataset's __getitem__, with DataLoader(..., num_workers=4); or ahead, in a thread "
+      "of its own";
+  finding.penstock_change =
+      "for batch in penstock.feed(DataLoader(dataset, num_workers=4)): ...; penstock.Loader for data in "
+      "arrays";
+  return finding;
+}
+
+std::optional<Finding> find_synchronizations(const DeviceView& view) {
+  const std::vector<HostWait> waits = host_waits(view, true);
+  std::vector<TraceTime> times;
+  times.reserve(waits.size());
+  for (const HostWait& wait : waits) times.push_back(wait.time.begin);
+  if (!is_regular(view, times)) return std::nullopt;
+  Finding finding;
+  Places places;
+  std::vector<TimeSpan> gaps;
+  TraceTime blocked = 0;
+  TraceTime kept = 0;  // of the gaps, what the host would have been ahead by
+  for (const HostWait& wait : waits) {
+    const TraceTime took = wait.time.end - wait.time.begin;
+    const TimeSpan gap = gap_after(view, wait.time);
+    const bool again = !gaps.empty() && gaps.back().end == gap.end;
+    gaps.push_back(gap);
+    blocked += took;
+    const TraceTime idle_after = again ? 0 : gap.end - gap.begin - view.explained.covered(gap);
+    kept += std::min(took, idle_after);
+    places.add_wait(wait.call->site, wait.bytes, wait.time, idle_after);
+    finding.count += 1 / view.steps();
+    finding.bytes += static_cast<double>(wait.bytes) / view.steps();
+  }
+  places.fill(finding, view.timeline);
+  finding.seconds = view.account.per_step(blocked);
+  const double gap = view.account.per_step(uncovered(span_list(std::move(gaps)), view.explained));
+  // Without a wait, the host's own work and the GPU's run side by side: what the GPU idles may all be hidden,
+  // and the host saves what it waits.
+  finding.gain = {view.account.per_step(kept) / 2, std::min(idle_seconds(view), finding.seconds)};
+  const FindingPlace& first = finding.places.front();
+  const std::string_view cause = cause_of(first.op);
+  const std::string by = cause.empty() ? "" : fmt::format(", mostly by {}", cause);
+  const bool idles = first.idle_seconds.value_or(0) > 0;
+  finding.text = fmt::format(
+      "Waits of the host for the GPU: {:.3g} in {}, {} together{}. After them the GPU idles {}{}.",
+      finding.count, view.account.steps > 0 ? "a step" : "the recording", format_seconds(finding.seconds),
+      idles ? "" : by, format_seconds(gap), idles ? by : "");
+  finding.meaning =
+      "After each wait the GPU has nothing queued, until the host has launched the next kernels.";
+  finding.change = "keep values on the GPU (total += loss.detach()), and read them every 100 steps";
+  return finding;
+}
+
+std::optional<NotExamined> waits_of_other_threads(const DeviceView& view) {
+  if (view.account.kernels == 0) return std::nullopt;
+  std::vector<TimeSpan> spans;  // by which a thread that waits for these threads may have been held up
+  for (const HostWait& wait : host_waits(view, false)) {
+    const TimeSpan gap = gap_after(view, wait.time);
+    spans.push_back({gap.begin, std::min(gap.end, gap.begin + wait.time.end - wait.time.begin)});
+  }
+  const double held = view.account.per_step(uncovered(span_list(std::move(spans)), view.explained));
+  if (held < kHeld * view.account.step_seconds()) return std::nullopt;
+  return NotExamined{
+      {"synchronizations"},
+      fmt::format("Synchronizations of threads that launch no kernels: the GPU idles after them, and up to "
+                  "{} of {} is due to them if a thread that launches waits for these threads.",
+                  format_seconds(held), view.account.steps > 0 ? "a step" : "the recording")};
+}
+
+std::optional<Finding> find_pinning(const DeviceView& view) {
+  std::optional<Finding> finding = steady_calls(view, CallKind::pin, CallKind::unpin);
+  if (!finding) return std::nullopt;
+  finding->text =
+      fmt::format("Calls that pin or unpin host memory, after the first steps too: {:.3g} in a step, {}.",
+                  finding->count, format_seconds(finding->seconds));
+  finding->meaning =
+      "Pinning takes the driver's lock and milliseconds for large memory. It should happen once.";
+  finding->change = "allocate pinned buffers once, before the loop, and copy into them";
+  finding->penstock_change =
+      "penstock.feed(loader) keeps its pinned memory; so does penstock.to_device(batch)";
+  return finding;
+}
+
+std::optional<Finding> find_device_allocations(const DeviceView& view) {
+  std::optional<Finding> finding = steady_calls(view, CallKind::allocate, CallKind::free);
+  if (!finding) return std::nullopt;
+  finding->text = fmt::format(
+      "Calls that allocate or free the GPU's memory, after the first steps too: {:.3g} in a step, {}.",
+      finding->count, format_seconds(finding->seconds));
+  finding->meaning =
+      "Freeing waits for the GPU's work. PyTorch keeps its memory, so that it allocates only if that does "
+      "not suffice, or was given back.";
+  finding->change = "no torch.cuda.empty_cache() in the loop; allocate buffers once, before it";
+  return finding;
+}
+
+}  // namespace penstock

@@ -1,0 +1,307 @@
+#include "doctor/rules/not_examined.hpp"
+
+#include "doctor/read/recording_format.hpp"
+#include "doctor/rules/device_view.hpp"
+#include "doctor/timeline/device_account.hpp"
+
+#include <penstock/core/bytes.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+/// Large copies between host and device within the window for which it is not known whether their memory is
+/// at the device's NUMA node.
+std::size_t copies_without_node(const Timeline& timeline, TimeSpan window) {
+  return static_cast<std::size_t>(
+      std::count_if(timeline.copies.begin(), timeline.copies.end(), [&](const TimelineCopy& copy) {
+        return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes &&
+               copy.time.begin >= window.begin && copy.time.begin < window.end &&
+               (copy.host_node == kUnknownNode || !timeline.device_nodes.contains(copy.device));
+      }));
+}
+
+/// Streams on which a large copy to a device runs within the window, and if there are any, those of kernels,
+/// for which the recording does not tell whether the default stream and they wait for each other.
+std::size_t streams_of_unknown_kind(const Timeline& timeline, TimeSpan window) {
+  std::set<std::pair<std::uint16_t, std::uint32_t>> streams;
+  const auto see = [&](std::uint16_t device, std::uint32_t stream, TimeSpan time) {
+    if (time.begin >= window.begin && time.begin < window.end) streams.emplace(device, stream);
+  };
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes)
+      see(copy.device, copy.stream, copy.time);
+  }
+  if (streams.empty()) return 0;
+  for (const TimelineWork& work : timeline.work) see(work.device, work.stream, work.time);
+  return static_cast<std::size_t>(std::ranges::count_if(
+      streams, [&](const auto& stream) { return !timeline.stream_kinds.contains(stream); }));
+}
+
+using List = std::vector<NotExamined>;
+
+void add_steps(List& list, const Timeline& timeline) {
+  if (timeline.steps.empty()) {
+    list.push_back({{"round-trips", "step"},
+                    is_trace(timeline) ? "No steps are marked, and no sequence of kernels and copies repeats "
+                                         "as steps do. So all figures are of the whole recording. Call the "
+                                         "profiler's step() in the loop."
+                                       : "No steps were found, as no sequence of kernels and copies repeats "
+                                         "exactly. So all figures are "
+                                         "of the whole recording."});
+  }
+  if (timeline.steps.size() < kSteadySteps) {
+    std::vector<std::string> names{"pinning", "device-allocations"};
+    if (!is_trace(timeline)) names.emplace_back("host-work");
+    list.push_back(
+        {std::move(names),
+         fmt::format("Pinning{} after the first steps: fewer than 4 steps were recorded.",
+                     is_trace(timeline) ? " and allocations" : ", allocations and the program's own work")});
+  }
+}
+
+void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
+  const bool trace = is_trace(timeline);
+  if (!timeline.has_frames) {
+    list.push_back({{},
+                    trace ? "Places in the program: no stacks were recorded. Profile with with_stack=True."
+                          : "Places in the program: no stack of a call could be read."});
+  }
+  if (!host.observed) {
+    list.push_back(
+        {{"waiting-for-data", "waiting_for_data", "launch_or_sync", "other_idle"},
+         trace && !timeline.has_ops && !timeline.has_frames
+             ? "Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too."
+             : "Why the GPU idles: not all calls of CUDA were recorded."});
+  } else if (host.waits.empty()) {
+    list.push_back(
+        {{"waiting-for-data", "waiting_for_data"},
+         trace
+             ? "Waiting for data: the thread that launches kernels called next() of no DataLoader. Waits for "
+               "another loader count as other idle time."
+             : "Waiting for data: the thread that launches kernels was never seen in next() of a DataLoader, "
+               "or of penstock's Loader or feed. Waits for another loader count as other idle time."});
+  }
+}
+
+void add_looks(List& list, const Timeline& timeline, const HostActivity& host) {
+  if (timeline.has_looks || !host.observed) return;
+  if (is_trace(timeline)) {
+    list.push_back({{"host-work"},
+                    "The program's own work between calls of CUDA: no stacks were recorded. Profile with "
+                    "with_stack=True."});
+    return;
+  }
+  list.push_back(
+      {{"host-work"},
+       "The program's own work between calls of CUDA: no thread that launches kernels was looked at. "
+       "Threads of Python are, unless lines are left out. Earlier recorders did not look."});
+}
+
+void add_memory(List& list, const Timeline& timeline) {
+  const auto unknown = std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) {
+    return copy.direction == CopyDirection::h2d && !copy.source;
+  });
+  if (unknown > 0) {
+    list.push_back(
+        {{"pageable-copies", "blocking-copies", "exposed-copies"},
+         fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
+                     unknown)});
+  }
+}
+
+void add_sizes(List& list, const Timeline& timeline) {
+  const auto unknown =
+      std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) { return copy.bytes == 0; });
+  if (unknown == 0) return;
+  list.push_back({{"pageable-copies", "blocking-copies", "exposed-copies", "default-stream-waits",
+                   "small-copies", "widened-copies", "same-data-again", "round-trips", "far-memory"},
+                  fmt::format("Sizes of copies: the bytes of {} copies are not recorded. No finding about "
+                              "copies has these.",
+                              unknown)});
+}
+
+void add_outside(List& list, const Timeline& timeline, TimeSpan window) {
+  const TimeSpan all = whole_window(timeline);
+  const TraceTime outside = all.end - all.begin - (window.end - window.begin);
+  if (!is_trace(timeline) || timeline.steps.empty() || outside <= window.end - window.begin) return;
+  const auto is_outside = [window](const auto& record) {
+    return record.time.begin < window.begin || record.time.begin >= window.end;
+  };
+  const auto copies = std::ranges::count_if(timeline.copies, [&](const TimelineCopy& copy) {
+    return copy.direction != CopyDirection::d2d && is_outside(copy);
+  });
+  const auto waits = std::ranges::count_if(timeline.calls, [&](const TimelineCall& call) {
+    return is_synchronization(call.kind) && is_outside(call);
+  });
+  list.push_back(
+      {{},
+       fmt::format("What lies outside the steps: {} of {}, with {} copies between host and GPU and "
+                   "{} waits of the host.",
+                   format_seconds(1e-9 * static_cast<double>(outside)),
+                   format_seconds(1e-9 * static_cast<double>(all.end - all.begin)), copies, waits)});
+}
+
+/// Copies whose contents the recorder looks at if it can, that began within the window.
+bool has_contents_within(const TimelineCopy& copy, TimeSpan window) {
+  return copy.direction == CopyDirection::h2d && copy.bytes > recording::kSmallCopyBytes &&
+         copy.time.begin >= window.begin && copy.time.begin < window.end;
+}
+
+/// A trace tells types in place of contents.
+void add_values(List& list, const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) {
+    if (timeline.has_types) return;
+    list.push_back({{"widened-copies"},
+                    "Values widened before the copy: no types were recorded. Profile with "
+                    "record_shapes=True."});
+    return;
+  }
+  std::size_t unknown = 0;
+  bool is_of_earlier_recorder = false;
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (!has_contents_within(copy, window) || copy.values != CopiedValues::unknown) continue;
+    ++unknown;
+    is_of_earlier_recorder = is_of_earlier_recorder || copy.contents != 0;
+  }
+  if (unknown == 0) return;
+  list.push_back(
+      {{"widened-copies"},
+       fmt::format(
+           "Values widened before the copy: those of {} copies of more than 64 KiB are not known.{}", unknown,
+           is_of_earlier_recorder ? " Earlier recorders did not look. Record it again with this version."
+                                  : "")});
+}
+
+void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
+  const auto without_contents = std::ranges::count_if(timeline.copies, [window](const TimelineCopy& copy) {
+    return has_contents_within(copy, window) && copy.contents == 0;
+  });
+  if (is_trace(timeline)) {
+    list.push_back({{"same-data-again"}, "The same data sent again: a trace has no contents of copies."});
+  } else if (without_contents > 0) {
+    list.push_back({{"same-data-again"},
+                    fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are "
+                                "not known.",
+                                without_contents)});
+  }
+}
+
+void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) {
+    list.push_back(
+        {{"far-memory", "default-stream-waits"},
+         "The NUMA node and the default stream: only a recording of the doctor's own tells them."});
+    return;
+  }
+  if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
+    list.push_back(
+        {{"far-memory"},
+         fmt::format("Copies between NUMA nodes: the GPU's node, or that of the memory, is not known for {} "
+                     "copies of more than 64 KiB. Containers often forbid to ask for it (move_pages).",
+                     without_node)});
+  }
+}
+
+std::string why_kinds_are_unknown(const Timeline& timeline) {
+  if (!timeline.has_streams)
+    return "Earlier recorders did not write it down. Record it again with this version.";
+  return fmt::format(
+      "CUPTI did not tell of what kind they are, there were more than {}, or two contexts use one number for "
+      "streams of different kinds.",
+      recording::kMostStreams);
+}
+
+/// A trace has said it with the nodes.
+void add_streams(List& list, const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) return;
+  if (const std::size_t unknown = streams_of_unknown_kind(timeline, window); unknown > 0) {
+    list.push_back({{"default-stream-waits"},
+                    fmt::format("Copies and kernels that wait for the default stream: of {} streams it is "
+                                "not known whether they do. {}",
+                                unknown, why_kinds_are_unknown(timeline))});
+  }
+}
+
+/// All findings, as each of them tells what the GPU's idle time costs, and the parts of the account from
+/// `first` on.
+std::vector<std::string> all_that_needs_idle_time(DevicePart first) {
+  std::vector<std::string> names(finding_ids().begin(), finding_ids().end());
+  for (auto i = static_cast<std::size_t>(first); i < kDeviceParts; ++i) {
+    const auto part = static_cast<DevicePart>(i);
+    if (part != DevicePart::not_observed) names.emplace_back(device_part_name(part));
+  }
+  return names;
+}
+
+std::string why_missing(std::string_view what, bool refused) {
+  return refused ? fmt::format("CUPTI refused to record {}.", what)
+                 : fmt::format("{} were left out of the recording. Record them.", what);
+}
+
+/// Empty: calls were recorded.
+std::string why_calls_are_missing(const Timeline& timeline) {
+  if (!timeline.has_launches) return why_missing("the calls that launch kernels", timeline.refused.launches);
+  if (!timeline.has_calls) return why_missing("calls other than launches", timeline.refused.calls);
+  if (timeline.calls.empty()) return "no calls of CUDA were recorded.";
+  return lacks_launches(timeline) ? "no calls that launch kernels were recorded." : "";
+}
+
+}  // namespace
+
+std::vector<NotExamined> not_recorded(const Timeline& timeline) {
+  List list;
+  if (!timeline.has_kernels) {
+    list.push_back({all_that_needs_idle_time(DevicePart::kernel),
+                    "Kernels, exposed copies, idle time, and so all findings and gains: " +
+                        why_missing("kernels", timeline.refused.kernels)});
+  }
+  if (!timeline.has_copies) {
+    list.push_back({all_that_needs_idle_time(DevicePart::exposed_copy),
+                    "Copies, idle time, and so all findings and gains: " +
+                        why_missing("copies", timeline.refused.copies)});
+  }
+  if (const std::string why = why_calls_are_missing(timeline); !why.empty()) {
+    list.push_back(
+        {{"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits", "contended-copies",
+          "pinning", "device-allocations", "host-work"},
+         "Synchronizations, blocking copies, asynchronous ones, copies that wait for others or for "
+         "the default stream, pinning, allocations and the program's own work: " +
+             why});
+  }
+  return list;
+}
+
+std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host, TimeSpan window) {
+  List list;
+  for (const std::string& note : timeline.notes) list.push_back({{}, note});
+  std::ranges::move(not_recorded(timeline), std::back_inserter(list));
+  add_steps(list, timeline);
+  add_outside(list, timeline, window);
+  add_host(list, timeline, host);
+  add_values(list, timeline, window);
+  add_looks(list, timeline, host);
+  add_memory(list, timeline);
+  add_sizes(list, timeline);
+  add_contents(list, timeline, window);
+  add_nodes(list, timeline, window);
+  add_streams(list, timeline, window);
+  return list;
+}
+
+bool is_among(const std::vector<NotExamined>& list, std::string_view name) {
+  return std::ranges::any_of(list, [name](const NotExamined& missing) {
+    return std::ranges::find(missing.names, name) != missing.names.end();
+  });
+}
+
+}  // namespace penstock

@@ -1,0 +1,172 @@
+#include "doctor/rules/rule_tools.hpp"
+
+#include "doctor/timeline/frame_names.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+/// All stacks of a place.
+struct PlaceSum {
+  FindingPlace place;
+  TraceTime held = 0;
+  std::pair<std::uint64_t, double> most;  ///< calls and seconds of one stack
+  std::uint32_t frame = kNoName;          ///< that has them
+};
+
+void add_to(PlaceSum& sum, const FindingPlace& known, TraceTime held, std::uint32_t frame) {
+  FindingPlace& place = sum.place;
+  place.count += known.count;
+  place.bytes += known.bytes;
+  place.seconds += known.seconds;
+  if (known.idle_seconds) place.idle_seconds = place.idle_seconds.value_or(0) + *known.idle_seconds;
+  sum.held += held;
+  const std::pair stack(known.count, known.seconds);
+  if (stack <= sum.most) return;
+  sum.most = stack;
+  sum.frame = frame;
+}
+
+bool is_regular(const DeviceView& view, const std::vector<bool>& active,
+                const std::vector<TraceTime>& times) {
+  constexpr std::size_t kOften = 3;
+  if (view.account.steps == 0) return times.size() >= kOften;
+  return in_half_of_steps(view, active, 0, times);
+}
+
+}  // namespace
+
+void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
+  FindingPlace& place = places_[{site.frame, site.op}];
+  ++place.count;
+  place.bytes += bytes;
+  place.seconds += static_cast<double>(time.end - time.begin) * 1e-9;
+  times_.push_back(time);
+}
+
+void Places::add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, TraceTime idle) {
+  add(site, bytes, time);
+  const Key key{site.frame, site.op};
+  held_[key] += std::min(time.end - time.begin, idle);
+  std::optional<double>& seconds = places_[key].idle_seconds;
+  seconds = seconds.value_or(0) + static_cast<double>(idle) * 1e-9;
+}
+
+void Places::add(const CallSite& site, double seconds) {
+  FindingPlace& place = places_[{site.frame, site.op}];
+  ++place.count;
+  place.seconds += seconds;
+}
+
+void Places::fill(Finding& finding, const Timeline& timeline) const {
+  const auto text = [&timeline](std::uint32_t name) {
+    return name != kNoName ? timeline.names[name] : std::string();
+  };
+  std::map<std::pair<std::string, std::string>, PlaceSum> sums;
+  for (const auto& [site, known] : places_) {
+    const auto held = held_.find(site);
+    add_to(sums[{text(site.first), text(site.second)}], known, held != held_.end() ? held->second : 0,
+           site.first);
+  }
+  std::vector<std::pair<TraceTime, FindingPlace>> list;
+  for (auto& [texts, sum] : sums) {
+    std::tie(sum.place.function, sum.place.op) = texts;
+    sum.place.stack = stack_of(timeline, sum.frame);
+    list.emplace_back(sum.held, std::move(sum.place));
+  }
+  const auto order = [](const auto& entry) {
+    const auto& [held, place] = entry;
+    return std::tuple(-held, -place.seconds, std::string_view(place.function), std::string_view(place.op));
+  };
+  std::ranges::sort(list, {}, order);
+  for (auto& [held, place] : list) finding.places.push_back(std::move(place));
+  finding.evidence = span_list(times_);
+}
+
+bool in_half_of_steps(const DeviceView& view, const std::vector<bool>& active, std::size_t first,
+                      const std::vector<TraceTime>& times) {
+  constexpr std::size_t kFewest = 3;  // what is in one step only may be there once
+  const std::size_t steps = active.size() - first;
+  const auto busy = static_cast<std::size_t>(
+      std::count(active.begin() + static_cast<std::ptrdiff_t>(first), active.end(), true));
+  std::set<std::size_t> with;
+  for (const TraceTime time : times) with.insert(step_at(view, time));
+  return 2 * times.size() >= steps && 2 * with.size() >= std::min(steps, std::max(busy, kFewest));
+}
+
+bool is_regular(const DeviceView& view, const std::vector<TraceTime>& times) {
+  return is_regular(view, view.host_steps, times);
+}
+
+bool is_regular(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::vector<TraceTime> times;
+  times.reserve(copies.size());
+  for (const ViewedCopy& viewed : copies) times.push_back(viewed.copy->time.begin);
+  return is_regular(view, view.device_steps, times);
+}
+
+TraceTime uncovered(const SpanList& list, const SpanIndex& by) {
+  TraceTime sum = 0;
+  for (const TimeSpan& span : list) sum += span.end - span.begin - by.covered(span);
+  return sum;
+}
+
+TimeSpan gap_after(const DeviceView& view, TimeSpan wait) {
+  const TimeSpan window = view.account.window;
+  const TraceTime begin = std::max(wait.begin, view.busy.end_before(wait.end, window.begin));
+  const TraceTime end = view.busy.begin_after(wait.end, window.end);
+  return {begin, std::max(begin, end)};
+}
+
+TraceTime idle_in(const DeviceView& view, TimeSpan window) {
+  const SpanList explained = intersect({window}, view.explained.spans());
+  const TraceTime left_out = total_length(explained) - overlap(explained, view.busy.spans());
+  return window.end - window.begin - view.busy.covered(window) - left_out;
+}
+
+double idle_seconds(const DeviceView& view) {
+  return view.account.per_step(idle_in(view, view.account.window));
+}
+
+bool shares_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  std::set<std::uint32_t> streams;
+  for (const TimelineWork& work : view.timeline.work) {
+    if (work.device == view.account.device) streams.insert(work.stream);
+  }
+  const auto sharing = std::count_if(copies.begin(), copies.end(), [&](const ViewedCopy& viewed) {
+    return streams.contains(viewed.copy->stream);
+  });
+  return 2 * static_cast<std::size_t>(sharing) >= copies.size();
+}
+
+const TimelineWidening* widening_around(const DeviceView& view, const KnownCall& made, std::uint64_t bytes) {
+  if (made.site.op == kNoName) return nullptr;
+  const TimelineCall& call = view.call(made);
+  const auto& all = view.timeline.widenings;
+  auto after = std::partition_point(all.begin(), all.end(), [&](const TimelineWidening& widening) {
+    return std::pair(widening.thread, widening.begin) <= std::pair(call.thread, call.time.begin);
+  });
+  while (after != all.begin()) {
+    const TimelineWidening& widening = *--after;
+    if (widening.thread != call.thread || widening.begin < made.site.op_time.begin) break;
+    if (widening.elements * widening.to_bytes == bytes) return &widening;
+  }
+  return nullptr;
+}
+
+std::size_t step_at(const DeviceView& view, TraceTime time) {
+  const auto& steps = view.timeline.steps;
+  const auto after = std::partition_point(steps.begin(), steps.end(),
+                                          [time](const TimeSpan& step) { return step.begin <= time; });
+  return static_cast<std::size_t>(std::max<std::ptrdiff_t>(after - steps.begin() - 1, 0));
+}
+
+}  // namespace penstock

@@ -1,0 +1,664 @@
+#include "cli/command.hpp"
+#include "cli/shared/terminal.hpp"
+#include "doctor/report/budget.hpp"
+#include "doctor/report/trace_report.hpp"
+
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+namespace fs = std::filesystem;
+using cli::BudgetBreach;
+using cli::BudgetLine;
+using cli::check_budget;
+using cli::parse_budget;
+using nlohmann::json;
+using ::testing::AllOf;
+using testing::Command;
+using testing::CommandResult;
+using testing::data_of;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+std::string event(const char* category, const std::string& name, int begin, int end,
+                  const std::string& args = "{}") {
+  return fmt::format(R"(,{{"ph":"X","cat":"{}","name":"{}","pid":1,"tid":1,"ts":{},"dur":{},"args":{}}})",
+                     category, name, begin, end - begin, args);
+}
+
+/// Steps of 1 ms: a pageable copy of 4 MB for 400 us, then a kernel. `frame` is the function around it. After
+/// each fourth step, there is a pause of `pause` us.
+std::string trace_text(const std::string& frame = "train.py(3): main", int steps = 5, int pause = 0) {
+  std::string text = R"({"deviceProperties": [{"id": 0, "name": "A GPU"}], "traceEvents": [{"ph": "M"})";
+  for (int i = 0; i < steps; ++i) {
+    const int t = i * 1000 + i / 4 * pause;
+    const auto args = [i](int call) {
+      return fmt::format(R"({{"device":0,"stream":7,"correlation":{},"bytes":4000000}})", 10 * i + call);
+    };
+    text += event("user_annotation", fmt::format("ProfilerStep#{}", i), t, t + 1000) +
+            event("python_function", frame, t, t + 999) +
+            event("cpu_op", "aten::to", t + 1, t + 410, R"({"Input type": ["float"]})") +
+            event("cuda_runtime", "cudaMemcpyAsync", t + 2, t + 402, args(1)) +
+            event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", t + 2, t + 402, args(1)) +
+            event("cuda_runtime", "cudaStreamSynchronize", t + 402, t + 404, args(2)) +
+            event("cuda_runtime", "cudaLaunchKernel", t + 415, t + 420, args(3)) +
+            event("kernel", "gemm", t + 424, t + 1000, args(3));
+  }
+  return text + "]}";
+}
+
+class TraceDoctor : public ::testing::Test {
+ protected:
+  TraceDoctor() { write("trace.json", trace_text()); }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(command_.home() / name) << text;
+  }
+  [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
+  [[nodiscard]] CommandResult examine(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words{"doctor", path("trace.json")};
+    words.insert(words.end(), more.begin(), more.end());
+    return command_.run(words);
+  }
+  [[nodiscard]] std::string read(const std::string& name) const {
+    return testing::read_text(command_.home() / name);
+  }
+  void expect_complaint(const CommandResult& result, int status, const std::string& words) const {
+    EXPECT_EQ(result.status, status) << result.errors;
+    EXPECT_THAT(result.errors, StartsWith("penstock: "));
+    EXPECT_THAT(result.errors, HasSubstr(words));
+    EXPECT_EQ(result.output, "");
+  }
+  /// Writes link.json for the host device, and returns that one's name.
+  std::string measure_link() const {
+    const CommandResult result = command_.run({"link", "--device", "host", "--quick", "--max-bytes", "64KiB",
+                                               "--repetitions", "2", "--profile", path("link.json")});
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return json::parse(read("link.json")).at("profile").at("device_name");
+  }
+  /// Writes trace.json with these GPUs. `names` are as in JSON.
+  void name_devices(const std::vector<std::string>& names) const {
+    std::string described;
+    for (std::size_t i = 0; i < names.size(); ++i)
+      described += fmt::format(R"({}{{"id": {}, "name": "{}"}})", i > 0 ? "," : "", i, names[i]);
+    const std::string only = R"({"id": 0, "name": "A GPU"})";
+    std::string text = trace_text();
+    write("trace.json", text.replace(text.find(only), only.size(), described));
+  }
+
+  Command command_;
+};
+
+TEST_F(TraceDoctor, TellsWhereTheTimeWentAndWhatToChange) {
+  const CommandResult result = examine();
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.errors, "");
+  EXPECT_THAT(result.output, HasSubstr("GPU 0 (A GPU): 5 steps of 1.00 ms\n"));
+  EXPECT_THAT(result.output, HasSubstr("57.6 %"));
+  EXPECT_THAT(result.output, HasSubstr("pageable-copies\n"));
+  EXPECT_THAT(result.output, HasSubstr("at train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms\n"));
+  EXPECT_THAT(result.output, HasSubstr("gain: at most 402 µs of a step, 40.2 %\n"));
+  EXPECT_THAT(result.output, HasSubstr("not examined\n  Waiting for data:"));
+}
+
+TEST_F(TraceDoctor, TellsHowStepsVary) {
+  write("trace.json", trace_text("train.py(3): main", 20));
+  EXPECT_THAT(examine().output, HasSubstr("GPU 0 (A GPU): 20 steps of 1.00 ms\n"));
+  write("trace.json", trace_text("train.py(3): main", 20, 500));
+  const CommandResult result = examine({"--json", path("found.json")});
+  EXPECT_THAT(
+      result.output,
+      HasSubstr("GPU 0 (A GPU): 20 steps of 1.10 ms on average, 8 in 10 of them 1.00 ms to 1.50 ms\n"));
+  const json times = json::parse(read("found.json"))["devices"][0]["step_times"];
+  EXPECT_DOUBLE_EQ(times["tenth_seconds"], 1e-3);
+  EXPECT_DOUBLE_EQ(times["median_seconds"], 1e-3);
+  EXPECT_DOUBLE_EQ(times["nine_tenths_seconds"], 1.5e-3);
+  EXPECT_EQ(times["mean_error_seconds"], nullptr) << "too few steps to tell";
+  write("trace.json", trace_text("train.py(3): main", 40, 500));
+  const json more = json::parse(examine({"--json", "-"}).output)["devices"][0]["step_times"];
+  EXPECT_GT(more["mean_error_seconds"], 10e-6);
+}
+
+TEST(WindowText, TellsOfAFewLongSteps) {
+  DeviceAccount account;
+  account.steps = 100;
+  account.step_times = StepTimes{.tenth = 1e-3, .median = 1e-3, .nine_tenths = 1.01e-3, .mean_error = {}};
+  account.window = {0, 103'000'000};
+  EXPECT_EQ(cli::window_text(account), "GPU 0: 100 steps of 1.03 ms");
+  account.window = {0, 104'000'000};
+  EXPECT_EQ(cli::window_text(account),
+            "GPU 0: 100 steps of 1.04 ms on average, 8 in 10 of them 1.00 ms to 1.01 ms");
+}
+
+TEST_F(TraceDoctor, CountsThePlacesThatItLeavesOut) {
+  std::string text = trace_text("train.py(3): main", 5);
+  const auto rename_next = [&text](const std::string& name) {
+    const std::string known = "train.py(3): main";
+    text.replace(text.find(known), known.size(), name);
+    return text;
+  };
+  rename_next("train.py(10): a");
+  rename_next("train.py(20): b");
+  write("trace.json", rename_next("train.py(30): c"));
+  EXPECT_THAT(examine().output, HasSubstr("\n  and 1 more place; --json has all\n"));
+  write("trace.json", rename_next("train.py(40): d"));
+  EXPECT_THAT(examine().output, HasSubstr("\n  and 2 more places; --json has all\n"));
+}
+
+TEST_F(TraceDoctor, SpeaksOfOneStepIfThereIsOne) {
+  write("trace.json", trace_text("train.py(3): main", 1));
+  const CommandResult result = examine({"--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("GPU 0 (A GPU): 1 step of 1.00 ms\n"));
+  EXPECT_THAT(read("page.html"), HasSubstr("1&nbsp;step of 1.00&nbsp;ms"));
+}
+
+TEST_F(TraceDoctor, SpeaksOfTheRecordingIfThereAreNoSteps) {
+  std::string text = trace_text("train.py(3): main", 4);  // too few for steps to be found
+  for (std::size_t at = text.find("ProfilerStep#"); at != std::string::npos; at = text.find("ProfilerStep#"))
+    text.replace(at, 12, "other");
+  const std::size_t wait = text.rfind(']');
+  text.insert(wait, event("user_annotation", "enumerate(DataLoader)#x.__next__", 4000, 5000) +
+                        event("kernel", "last", 5000, 5010, R"({"device":0,"stream":7,"correlation":99})"));
+  write("trace.json", text);
+  const CommandResult result = examine({"--html", path("page.html"), "--perfetto", path("found.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("GPU 0 (A GPU): 5.01 ms, no steps found\n"),
+                    HasSubstr("gain: at most 1.61 ms of the recording"),
+                    HasSubstr("waits for its loader: 1.00 ms of 5.01 ms."), Not(HasSubstr("of a step"))));
+  EXPECT_THAT(read("page.html"), AllOf(HasSubstr("ms of the recording, "), Not(HasSubstr("of a step,"))));
+  EXPECT_THAT(read("found.json"), AllOf(HasSubstr("\"gain, to (s)\""), Not(HasSubstr("gain of a step"))));
+}
+
+TEST_F(TraceDoctor, WritesTheSameAsJson) {
+  const CommandResult result = examine({"--json", "-"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json value = json::parse(result.output);
+  EXPECT_EQ(value["schema"], "penstock-trace-diagnosis/1");
+  EXPECT_EQ(value["trace"], path("trace.json"));
+  EXPECT_EQ(value["events"], 41);
+  EXPECT_EQ(value["budget"], nullptr);
+  ASSERT_THAT(value["devices"], SizeIs(1));
+  const json& device = value["devices"][0];
+  EXPECT_EQ(device["steps"], 5);
+  EXPECT_DOUBLE_EQ(device["step_seconds"], 1e-3);
+  EXPECT_EQ(device["step_times"], nullptr) << "too few steps to tell";
+  double share = 0;
+  for (const auto& [name, part] : device["parts"].items()) share += part["share"].get<double>();
+  EXPECT_NEAR(share, 1, 1e-12);
+  EXPECT_NEAR(device["parts"]["exposed_copy"]["seconds"].get<double>(), 2e-3, 1e-12);
+  EXPECT_EQ(device["copies_to_device"]["bytes"], 20000000);
+  ASSERT_THAT(value["findings"], SizeIs(1));
+  const json& finding = value["findings"][0];
+  EXPECT_EQ(finding["id"], "pageable-copies");
+  EXPECT_EQ(finding["severity"], "medium");
+  EXPECT_EQ(finding["count_per_step"], 1.0);
+  EXPECT_NEAR(finding["gain_seconds_per_step"]["high"].get<double>(), 402e-6, 1e-12);
+  EXPECT_EQ(finding["places"][0]["function"], "train.py(3): main");
+  EXPECT_EQ(finding["places"][0]["file"], "train.py");
+  EXPECT_EQ(finding["places"][0]["line"], 3);
+  EXPECT_EQ(finding["places"][0]["idle_seconds"], nullptr);
+  EXPECT_EQ(finding["places"][0]["stack"], json({"train.py(3): main"}));
+  EXPECT_EQ(value["not_examined"][0]["names"], json({"waiting-for-data", "waiting_for_data"}));
+}
+
+TEST_F(TraceDoctor, TellsWhoCalledAPlace) {
+  const auto draw = [this](const std::vector<std::string>& callers) {
+    std::string text = trace_text("send.py(3): send");
+    std::string frames;
+    int depth = 10;
+    for (const std::string& caller : callers)
+      frames += event("python_function", caller, -depth, 5000 + depth), --depth;
+    write("trace.json", text.insert(text.rfind(']'), frames));
+    EXPECT_EQ(examine({"--html", path("page.html"), "--json", path("out.json")}).status, 0);
+    return json::parse(read("out.json"))["findings"][0]["places"][0]["stack"];
+  };
+  const std::string one = "\n<div class=\"callers\">called from train.py(9): &lt;b&gt;</div></li>";
+  EXPECT_EQ(draw({"train.py(9): <b>"}), json({"send.py(3): send", "train.py(9): <b>"}));
+  EXPECT_THAT(read("page.html"), HasSubstr(one));
+  EXPECT_EQ(draw({"main.py(1): <module>", "train.py(9): <b>"}),
+            json({"send.py(3): send", "train.py(9): <b>", "main.py(1): <module>"}));
+  EXPECT_THAT(read("page.html"),
+              HasSubstr("\n<details class=\"callers\"><summary>called from train.py(9): &lt;b&gt;</summary>"
+                        "<div>called from main.py(1): &lt;module&gt;</div></details></li>"));
+  EXPECT_EQ(draw({}), json({"send.py(3): send"}));
+  EXPECT_THAT(read("page.html"), Not(HasSubstr("called from")));
+}
+
+TEST_F(TraceDoctor, TellsWhatTheGpuIdlesAfterAWait) {
+  std::string text = trace_text();
+  for (std::size_t at = 0; (at = text.find("4000000", at)) != std::string::npos;) text.replace(at, 7, "4");
+  write("trace.json", text);
+  const CommandResult result = examine({"--json", path("out.json")});
+  EXPECT_THAT(result.output, HasSubstr("5 times, 10.0 µs, then the GPU idles 110 µs\n"));
+  const json finding = json::parse(read("out.json"))["findings"][0];
+  EXPECT_EQ(finding["id"], "synchronizations");
+  EXPECT_NEAR(finding["places"][0]["idle_seconds"].get<double>(), 110e-6, 1e-9);
+}
+
+TEST_F(TraceDoctor, WritesTextAndAFile) {
+  const CommandResult result = examine({"--json", path("out.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.output, examine().output);
+  EXPECT_EQ(json::parse(read("out.json"))["events"], 41);
+}
+
+TEST_F(TraceDoctor, WritesATraceForPerfetto) {
+  const CommandResult result =
+      examine({"--perfetto", path("plain.json"), "--html", path("p.html"), "--json", path("out.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, StartsWith(examine().output)) << "and that d3 is missing, if it is";
+  const json plain = json::parse(read("plain.json"));
+  std::map<std::string, int> categories;
+  for (const json& written : plain["traceEvents"]) ++categories[written.value("cat", "none")];
+  EXPECT_EQ(categories["kernel"], 5);
+  EXPECT_EQ(categories["copy"], 5);
+  EXPECT_EQ(categories["finding"], 1);
+  EXPECT_EQ(json::parse(read("out.json"))["events"], 41);
+  ASSERT_EQ(examine({"--perfetto", path("packed.json.gz")}).status, 0);
+  const CommandResult unpacked = command_.run_script("gzip -dc packed.json.gz");
+  EXPECT_EQ(json::parse(unpacked.output), plain);
+}
+
+TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
+  const std::string library = path("d3.js");
+  std::ofstream(library) << "const d3 = 'the chart library'; /* {{data}} */\n";
+  command_.environment.push_back("PENSTOCK_D3=" + library);
+  write("budget.txt", "no pageable-copies\n");
+  const CommandResult result = examine({"--html", path("page.html"), "--budget", path("budget.txt")});
+  ASSERT_EQ(result.status, 3) << result.errors;
+  const std::string page = read("page.html");
+  for (const char* words :
+       {"<h1>Kernels run in 57.6&nbsp;% of a step of 1.00&nbsp;ms.</h1>",
+        "The most to gain is by pageable-copies: at most 402&nbsp;µs of a step, 40.2&nbsp;%.",
+        "The budget is broken. no pageable-copies", "GPU 0&nbsp;(A GPU): 5&nbsp;steps of 1.00&nbsp;ms",
+        "<i class=\"compute\" style=\"width:57.600%\">58 %</i>",
+        "class=\"severity medium\">medium</span>pageable-copies",
+        "<li>train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms</li>",
+        "<pre>for batch in penstock.feed(loader): ...; penstock.to_device(x) ",
+        "<pre>DataLoader(..., pin_memory=True), or ", "<h2>Steps 1 to 3 of 5</h2>",
+        "<li>Waiting for data: the thread", "drawTimeline", "const d3 = 'the chart library'"}) {
+    EXPECT_THAT(page, HasSubstr(words));
+  }
+  for (const char* loader : {"src=", "href=", "<link", "@import", "fetch(", "XMLHttpRequest"}) {
+    EXPECT_THAT(page, Not(HasSubstr(loader)));
+  }
+  const json data = data_of(page);
+  EXPECT_EQ(data["window"], 3'000'000);
+  EXPECT_EQ(data["steps"], json({{0, 1'000'000, 1}, {1'000'000, 2'000'000, 2}, {2'000'000, 3'000'000, 3}}));
+  EXPECT_EQ(data["link"]["copies"][0]["kind"], "pageable");
+  EXPECT_EQ(data["link"]["copies"][0]["rate"], 1e10);
+  for (const json& lane : data["lanes"]) {
+    if (lane["name"] == "copies H2D") {
+      EXPECT_EQ(lane["bars"][1], json({1'002'000, 1'402'000, lane["bars"][1][2], 1, 4'000'000, 400'000, 0}));
+    }
+  }
+}
+
+TEST_F(TraceDoctor, SaysOnceWhatTwoGpusHaveInCommon) {
+  const auto headline = [this](int kernels) {
+    std::string text = trace_text();
+    for (int i = 0; i < kernels; ++i) {
+      text.insert(text.rfind(']'),
+                  event("kernel", "gemm", 1000 * i + 424, 1000 * i + 1000, R"({"device":1,"stream":7})"));
+    }
+    write("trace.json", text);
+    EXPECT_EQ(examine({"--html", path("page.html")}).status, 0);
+    const std::string page = read("page.html");
+    return page.substr(page.find("<h1>"), 60);
+  };
+  EXPECT_THAT(headline(1), StartsWith("<h1>Kernels run in 11.5&nbsp;to 57.6&nbsp;% of a step"));
+  EXPECT_THAT(headline(5), StartsWith("<h1>Kernels run in 57.6&nbsp;% of a step"));
+}
+
+TEST_F(TraceDoctor, WritesAPageWithoutPicturesWhereThereIsNoChartLibrary) {
+  command_.environment.emplace_back("PENSTOCK_D3=/nowhere/d3.js");
+  const CommandResult result = examine({"--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(
+      result.output,
+      HasSubstr("d3 was not found; install Debian's package node-d3, or let PENSTOCK_D3 name a d3.min.js"));
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("node-d3"), HasSubstr("PENSTOCK_D3"), HasSubstr(".picture { display: none; }"),
+                    HasSubstr("pageable-copies"), HasSubstr("</html>")));
+}
+
+TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
+  measure_link();
+  ASSERT_EQ(examine({"--profile", path("link.json"), "--html", path("page.html")}).status, 0);
+  const json link = data_of(read("page.html"))["link"];
+  ASSERT_THAT(link["curves"], SizeIs(3));
+  EXPECT_GT(link["curves"][0]["points"].size(), 3U);
+  EXPECT_THAT(read("page.html"), HasSubstr("The lines are what the link profile of "));
+}
+
+TEST_F(TraceDoctor, SaysThatTheProfileIsOfAnotherDevice) {
+  const std::string device = measure_link();
+  const std::string said = "the profile of --profile is of " + device + ", and the recorded GPU is A GPU.";
+  EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output, HasSubstr(said));
+  name_devices({"A GPU", "Another", "A GPU"});
+  EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output,
+              HasSubstr("the recorded GPU is A GPU, Another."));
+  name_devices({device});
+  EXPECT_THAT(examine({"--profile", path("link.json"), "--json", "-"}).output,
+              AllOf(StartsWith("{"), Not(HasSubstr("the profile of --profile"))));
+}
+
+TEST_F(TraceDoctor, LetsTheNameOfAnotherDeviceForgeNothing) {
+  measure_link();
+  name_devices({R"(A\nhigh: forged\u202e)"});
+  const CommandResult result = examine({"--profile", path("link.json"), "--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("the profile of --profile"), Not(HasSubstr("\nhigh: forged"))));
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("the recorded GPU is A high: forged\\xe2"), Not(HasSubstr("\u202e"))));
+}
+
+TEST_F(TraceDoctor, LetsNamesOfATraceRunNothingInThePage) {
+  write("trace.json", trace_text(R"(a.py(1): </script><script>evil()</script>{{data}}\u202e\u0007\udcff)"));
+  const CommandResult result = examine({"--html", path("page.html"), "--perfetto", path("found.json")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const std::string page = read("page.html");
+  EXPECT_THAT(page, HasSubstr("<li>a.py(1): &lt;/script&gt;&lt;script&gt;evil()&lt;/script&gt;{{data}}"));
+  EXPECT_THAT(page, Not(HasSubstr("<script>evil")));
+  for (const char* odd : {"\u202e", "\a", "\xed\xb3\xbf"}) EXPECT_THAT(page, Not(HasSubstr(odd)));
+  const std::string place = data_of(page)["places"][1];
+  EXPECT_THAT(place, StartsWith("a.py(1): </script><script>evil()</script>"));
+  EXPECT_TRUE(json::accept(read("found.json")));
+}
+
+TEST_F(TraceDoctor, WritesOneThingToStandardOutput) {
+  const CommandResult page = examine({"--html", "-"});
+  EXPECT_THAT(page.output, AllOf(StartsWith("<!DOCTYPE html>"), EndsWith("</html>\n")));
+  const CommandResult trace = examine({"--perfetto", "-", "--json", path("out.json")});
+  EXPECT_TRUE(json::parse(trace.output).contains("traceEvents"));
+  expect_complaint(examine({"--html", "-", "--json", "-"}), 2, "only one of --json, --html and --perfetto");
+}
+
+TEST_F(TraceDoctor, NeverWritesOverWhatItReads) {
+  write("budget.txt", "no round-trips\n");
+  for (const char* name : {"trace.json", "budget.txt", "link.json"}) {
+    for (const char* option : {"--json", "--html", "--perfetto"}) {
+      const CommandResult result =
+          examine({"--budget", path("budget.txt"), "--profile", path("link.json"), option, path(name)});
+      expect_complaint(result, 2, "would overwrite");
+    }
+  }
+  command_.environment.push_back("PENSTOCK_D3=" + path("d3.js"));
+  expect_complaint(examine({"--html", path("d3.js")}), 2, "would overwrite the chart library");
+  expect_complaint(examine({"--html", path("a"), "--json", path("a")}), 2, "the file of --json");
+  expect_complaint(examine({"--perfetto", path("a"), "--json", path("a")}), 2, "the file of --json");
+  expect_complaint(examine({"--perfetto", path("a"), "--html", path("a")}), 2, "the file of --html");
+  EXPECT_EQ(read("trace.json"), trace_text());
+}
+
+TEST_F(TraceDoctor, KeepsAnOldFileIfTheTraceIsDamaged) {
+  write("out.json", "old");
+  write("trace.json", trace_text().substr(0, 1000));
+  for (const char* option : {"--json", "--html", "--perfetto"}) {
+    expect_complaint(examine({option, path("out.json")}), 1, "byte 1000 of the text");
+    EXPECT_EQ(read("out.json"), "old");
+  }
+}
+
+TEST_F(TraceDoctor, EndsWithStatus3IfTheBudgetIsBroken) {
+  write("budget.txt", "# for CI\nexposed_copy below 50 %\n\nno pageable-copies  # in the step\n");
+  const CommandResult broken = examine({"--budget", path("budget.txt"), "--json", path("out.json")});
+  EXPECT_EQ(broken.status, 3) << broken.errors;
+  EXPECT_THAT(broken.output, HasSubstr("The budget is broken:\n  no pageable-copies: "));
+  EXPECT_THAT(broken.output, Not(HasSubstr("exposed_copy below")));
+  const json budget = json::parse(read("out.json"))["budget"];
+  EXPECT_EQ(budget["kept"], false);
+  EXPECT_EQ(budget["broken"][0]["condition"], "no pageable-copies");
+
+  write("budget.txt", "exposed_copy below 50 %\nstep below 1.5 ms\nno small-copies\n");
+  const CommandResult kept = examine({"--budget", path("budget.txt")});
+  EXPECT_EQ(kept.status, 0) << kept.errors;
+  EXPECT_THAT(kept.output, HasSubstr("The budget is kept.\n"));
+}
+
+TEST_F(TraceDoctor, SaysWhatIsWrongWithABudget) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"no mistakes\n", "line 1: there is no finding 'mistakes'; there are waiting-for-data, "},
+      {"\n\nfast\n", "line 3: 'fast' is not 'no FINDING', 'PART below N %' or 'step below N ms'"},
+      {"copies below 2 %\n",
+       "line 1: there is no part 'copies'; there are step, kernel, communication, exposed_copy"},
+      {"exposed_copy below two %\n", "'two' is not a number"},
+      {"exposed_copy below two%\n", "'two' is not a number"},
+      {"exposed_copy below 2\n", "is not 'no FINDING'"},
+      {"exposed_copy below %\n", "is not 'no FINDING'"},
+      {"step below 2%\n", "'%' is not ms"},
+      {"exposed_copy below -1 %\n", "'-1' is not a number from 0 to 1000000000"},
+      {"step below 1e10 ms\n", "'1e10' is not a number from 0 to 1000000000"},
+      {"no lost copies\n", "there is no finding 'lost copies'; there are waiting-for-data, "},
+      {"lost copies below 2 %\n",
+       "there is no part 'lost copies'; there are step, kernel, communication, exposed_copy"},
+      {"no\n", "is not 'no FINDING'"},
+      {"exposed_copy below nan %\n", "'nan' is not a number"},
+      {"exposed_copy below 2 ms\n", "'ms' is not %"},
+      {"step below 2 %\n", "'%' is not ms"},
+      {"exposed_copy above 2 %\n", "is not 'no FINDING'"},
+      {"# nothing\n", "has no conditions"},
+  };
+  for (const auto& [text, words] : wrong) {
+    write("budget.txt", text);
+    expect_complaint(examine({"--budget", path("budget.txt")}), 1, words);
+  }
+  expect_complaint(examine({"--budget", path("none.txt")}), 1, "none.txt cannot be read: No such file");
+  write("budget.txt", std::string(2 << 20, '#'));
+  expect_complaint(examine({"--budget", path("budget.txt")}), 1, "larger than 1 MiB");
+}
+
+TEST_F(TraceDoctor, RefusesWrongUse) {
+  expect_complaint(examine({"--loader", "train.py:loader"}), 2, "--loader");
+  expect_complaint(examine({"--step", "5"}), 2, "--step");
+  expect_complaint(examine({"--seconds", "5"}), 2, "--seconds");
+  expect_complaint(command_.run({"doctor", "--budget", path("budget.txt")}), 2, "--budget");
+  expect_complaint(command_.run({"doctor", "--html", path("page.html")}), 2, "--html");
+  expect_complaint(command_.run({"doctor", "--perfetto", path("found.json")}), 2, "--perfetto");
+  expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
+  expect_complaint(examine({"--process", "5", "--html", path("page.html")}), 2, "--process needs a folder");
+  write("link.json", "{}");
+  expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
+}
+
+TEST_F(TraceDoctor, SaysWhatToWriteInPlaceOfATrace) {
+  write("train.py", "import torch");
+  write("program", "#!/bin/sh\n");
+  fs::permissions(path("program"), fs::perms::owner_all);
+  const std::string train = path("train.py");
+  expect_complaint(command_.run({"doctor", train}), 2,
+                   "write penstock doctor -- python " + train + ", or --loader " + train + ":NAME");
+  expect_complaint(command_.run({"doctor", train + ":loader"}), 2,
+                   "write penstock doctor --loader " + train + ":loader");
+  expect_complaint(command_.run({"doctor", path("program")}), 2,
+                   "write penstock doctor -- " + path("program"));
+  expect_complaint(command_.run({"doctor", "no-program"}), 2, "write penstock doctor -- no-program");
+  expect_complaint(command_.run({"doctor", "python", "train.py"}), 2,
+                   "write penstock doctor -- python train.py; see penstock doctor --help");
+  expect_complaint(command_.run({"doctor", "train.py", "--epochs", "3"}), 2,
+                   "write penstock doctor -- python train.py --epochs 3; see penstock doctor --help");
+  for (const std::string& recorded : {path("trace.json"), path("trace.json.gz"), path("")}) {
+    const CommandResult typo = command_.run({"doctor", recorded, "--htlm", "page.html"});
+    expect_complaint(typo, 2, "--htlm");
+    EXPECT_THAT(typo.errors, Not(HasSubstr("to run a program"))) << recorded;
+  }
+  expect_complaint(command_.run({"doctor", path(""), "train.py"}), 2,
+                   "write penstock doctor -- " + path("") + " train.py;");
+  expect_complaint(command_.run({"doctor", "--loud"}), 2, "--loud; see penstock doctor --help");
+  expect_complaint(command_.run({"--loud"}), 2, "see penstock --help");
+  write("trace.json", "");
+  expect_complaint(examine(), 1, "trace.json is empty: its export did not finish.");
+}
+
+TEST_F(TraceDoctor, LetsNamesOfATraceNeitherForgeLinesNorMoveTheCursor) {
+  write("trace.json", trace_text(R"(a.py(1): x\nhigh: forged\u001b[2J)"));
+  const CommandResult result = examine();
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.output, Not(HasSubstr("\nhigh: forged")));
+  EXPECT_THAT(result.output, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(TraceDoctor, FitsItsLinesIntoTheTerminal) {
+  std::istringstream lines(examine().output);
+  for (std::string line; std::getline(lines, line);) {
+    const bool names_file = line.find(command_.home().string()) != std::string::npos;
+    EXPECT_TRUE(names_file || cli::display_width(line) <= 80) << line;
+  }
+}
+
+std::vector<std::string> broken(const std::string& budget, const Diagnosis& diagnosis) {
+  std::vector<std::string> list;
+  for (const BudgetBreach& breach : check_budget(parse_budget(budget, "b"), diagnosis))
+    list.push_back(breach.text);
+  return list;
+}
+
+TEST(TraceReport, SaysThatSizesOfCopiesAreNotKnown) {
+  DeviceAccount account;
+  account.h2d = {.count = 3, .bytes = 0, .unsized = 3, .busy = 90'000, .exposed = 90'000};
+  EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d),
+            "copies to the GPU in all: 3, of unknown size, at an unknown rate; 0 s hidden, 90.0 µs exposed");
+  account.h2d.unsized = 1;
+  account.h2d.bytes = 4096;
+  EXPECT_EQ(
+      cli::copies_text(account, CopyDirection::h2d),
+      "copies to the GPU in all: 3, 4 KiB and 1 of unknown size, at an unknown rate; 0 s hidden, 90.0 µs "
+      "exposed");
+}
+
+TEST(TraceReport, CountsNoCopiesWhereNoneWereRecorded) {
+  DeviceAccount account;
+  account.steps = 2;
+  EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d), "copies to the GPU a step: none");
+  account.has_copies = false;
+  EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d), "copies to the GPU a step: not recorded");
+}
+
+TEST(TraceReport, SaysThatAllWasExamined) {
+  cli::TraceReport report;
+  EXPECT_THAT(cli::trace_text(report, cli::Look{}),
+              EndsWith("not examined\n  Nothing: all findings were looked for.\n"));
+  report.diagnosis.not_examined.push_back({{"pinning"}, "Too few steps."});
+  EXPECT_THAT(cli::trace_text(report, cli::Look{}), EndsWith("not examined\n  Too few steps.\n"));
+}
+
+TEST(Budget, IsBrokenByWhatCannotBeJudged) {
+  Diagnosis diagnosis;
+  EXPECT_THAT(broken("no pinning\nwaiting_for_data below 5 %", diagnosis), IsEmpty());
+  diagnosis.not_examined.push_back({{"pinning", "waiting_for_data"}, "It was not recorded."});
+  EXPECT_THAT(broken("no pinning\nno round-trips\nwaiting_for_data below 5 %", diagnosis),
+              ElementsAre("no pinning", "waiting_for_data below 5 %"));
+}
+
+TEST(Budget, HoldsForEachDevice) {
+  Diagnosis diagnosis;
+  for (const TraceTime exposed : {10, 30}) {
+    DeviceAccount account;
+    account.window = {0, 1000};
+    account.parts[static_cast<std::size_t>(DevicePart::exposed_copy)] = exposed;
+    diagnosis.accounts.push_back(account);
+  }
+  EXPECT_THAT(broken("exposed_copy below 3.1 %", diagnosis), IsEmpty());
+  EXPECT_THAT(broken("exposed_copy below 3 %", diagnosis), SizeIs(1));
+  EXPECT_THAT(broken("exposed_copy below 1 %", diagnosis), SizeIs(2));
+  EXPECT_THAT(broken("step below 0.001 ms", diagnosis), SizeIs(2));
+  EXPECT_THAT(broken("step below 0.0011 ms", diagnosis), IsEmpty());
+}
+
+TEST(Budget, AllowsFindingsThatAreAboutNothing) {
+  Diagnosis diagnosis;
+  diagnosis.accounts.emplace_back().window = {0, 1'000'000};
+  diagnosis.findings.emplace_back().id = "synchronizations";
+  diagnosis.findings.back().gain = {0, 19e-6};
+  EXPECT_THAT(broken("no synchronizations", diagnosis), IsEmpty());
+  diagnosis.findings.back().gain = {0, 21e-6};
+  EXPECT_THAT(broken("no synchronizations", diagnosis), SizeIs(1));
+}
+
+TEST(Budget, NamesTheGpuOfAFindingIfThereAreSeveral) {
+  Diagnosis diagnosis;
+  diagnosis.accounts.emplace_back().window = {0, 1000};
+  Finding finding;
+  finding.id = "pageable-copies";
+  finding.text = "Copies from pageable memory.";
+  diagnosis.findings.push_back(finding);
+  const auto why = [&diagnosis] {
+    std::vector<std::string> list;
+    for (const BudgetBreach& breach : check_budget(parse_budget("no pageable-copies", "b"), diagnosis))
+      list.push_back(breach.why);
+    return list;
+  };
+  diagnosis.findings.back().gain = {0, 1e-6};
+  EXPECT_THAT(why(), ElementsAre("Copies from pageable memory."));
+  diagnosis.accounts.push_back(diagnosis.accounts.back());
+  diagnosis.accounts.back().device = 1;
+  diagnosis.findings.push_back(diagnosis.findings.back());
+  diagnosis.findings.back().device = 1;
+  EXPECT_THAT(why(), ElementsAre("it is found on GPU 0. Copies from pageable memory.",
+                                 "it is found on GPU 1. Copies from pageable memory."));
+}
+
+TEST(Budget, MayBeginWithAByteOrderMark) {
+  EXPECT_EQ(parse_budget("\xEF\xBB\xBFno pinning\n", "b").at(0).text, "no pinning");
+  EXPECT_THROW((void)parse_budget("no pinning\n\xEF\xBB\xBFno round-trips\n", "b"), Error);
+}
+
+TEST(Budget, HasNoLimitBelowZero) {
+  EXPECT_NO_THROW((void)parse_budget("exposed_copy below 0 %\n", "b"));
+  EXPECT_THROW((void)parse_budget("exposed_copy below -1 %\n", "b"), Error);
+}
+
+TEST(Budget, NeedsNoSpaceBeforeAUnit) {
+  const auto budget = parse_budget("exposed_copy below 2.5%\nstep below 3ms # quick\n", "b");
+  ASSERT_THAT(budget, SizeIs(2));
+  EXPECT_EQ(budget[0].text, "exposed_copy below 2.5%");
+  EXPECT_DOUBLE_EQ(*budget[0].most, 0.025);
+  EXPECT_DOUBLE_EQ(*budget[1].most, 3e-3);
+}
+
+TEST(Budget, TakesTheNamesOfTheReport) {
+  const auto budget = parse_budget(
+      "exposed copy below 2 %\nexposed copies below 2%\nidle, waiting for data below 2 %\n"
+      "Kernels below 2 %\nno pageable copies\nno pageable_copies\nno pageable copies in the step\n",
+      "b");
+  std::vector<std::string> names;
+  names.reserve(budget.size());
+  for (const BudgetLine& line : budget) names.push_back(line.name);
+  EXPECT_THAT(names, ElementsAre("exposed_copy", "exposed_copy", "waiting_for_data", "kernel",
+                                 "pageable-copies", "pageable-copies", "pageable-copies"));
+  EXPECT_EQ(budget[2].text, "idle, waiting for data below 2 %");
+}
+
+TEST(Budget, KnowsEveryFinding) {
+  for (const std::string_view id : finding_ids()) {
+    Diagnosis diagnosis;
+    Finding finding;
+    finding.id = id;
+    diagnosis.findings.push_back(finding);
+    EXPECT_THAT(broken("no " + std::string(id), diagnosis), SizeIs(1));
+  }
+}
+
+}  // namespace
+}  // namespace penstock
