@@ -61,6 +61,10 @@ def engine_for(device: Any) -> _core.Engine:
     return engine
 
 
+def engine_of_gpu(index: int) -> _core.Engine:
+    return engine_for(f"cuda:{index}")
+
+
 def engines_of(name: str, devices: Any) -> list[_core.Engine]:
     """The engines of a list of devices. Raises InvalidArgument, with the argument's `name`, for anything else."""
     if isinstance(devices, str) or not isinstance(devices, Iterable):

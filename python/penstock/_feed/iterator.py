@@ -11,7 +11,7 @@ from .._errors import note
 from .._move.transfers import expander_for
 from .slots import Received
 from .stages import Watch, watch_batches, why_unknown, workers_of
-from .static import refuse_unless_garbage
+from .static import refuse_unless_garbage, why_not_static
 from .workers import WorkerEpoch
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class FeedIterator:
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
         self._receivers = feed._receivers
-        self._expand = [expander_for(engine, feed.static) for engine in self._receivers.engines]
+        refuse = why_not_static if feed.static else None
+        self._expand = [expander_for(engine, refuse) for engine in self._receivers.engines]
         self._fixed = feed._static.of(feed._sets) if feed.static else None
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)

@@ -36,7 +36,7 @@ def check(engine: _core.Engine, prefetch_depth: int) -> None:
         import torch._dynamo  # noqa: F401  # takes a second, which is then not the first batch's
 
 
-def why_not(value: Any) -> str:
+def why_not_static(value: Any) -> str:
     """Why this object, which moves itself or lies elsewhere, cannot be in a static batch."""
     return (
         "static=True delivers plain arrays of the host, at fixed addresses, and this "

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import _core
 from .._checks import attribute, has, numpy_for
+from .._engines import engine_of_gpu, host_engines
 from .containers import container_of, twin_of
 
 _registered: dict[type, tuple[Callable, Callable]] = {}
@@ -124,7 +125,7 @@ class Expander:
         return _to(pinned, self.target) if moves else pinned
 
     def _foreign(self, value: Any) -> Any:
-        if int(value.__dlpack_device__()[0]) in (1, 3):
+        if _is_on_host(value):
             array = host_array(value)
             return array if isinstance(array, str) else _array(array, sys.modules["numpy"], expanded=False)
         if self.refuse and not self.copies:
@@ -132,9 +133,7 @@ class Expander:
         if self.target != "cpu":
             return value, None
         if isinstance(value, _core.Array):
-            from .transfers import to_host
-
-            there = to_host(value)
+            there = on_host(value)
         elif has(value, "get"):  # CuPy
             there = value.get()
         else:
@@ -142,8 +141,15 @@ class Expander:
         return there, _same if self.copies else None
 
 
+def on_host(tree: Any) -> Any:
+    """A nest whose arrays are on the host; see `to_host`."""
+    return _core.fetch(tree, Expander("cpu", sends=False), host_engines(), engine_of_gpu)
+
+
 def host_array(value: Any) -> Any:
-    """The NumPy array of what another library has on the host, or a sentence that says why there is none."""
+    """The NumPy array of another library's array, or a sentence that says why there is none."""
+    if not _is_on_host(value):
+        return on_host(value)
     numpy = numpy_for(f"Reading a {type(value).__name__}")
     try:
         return numpy.from_dlpack(value)
@@ -152,6 +158,10 @@ def host_array(value: Any) -> Any:
         if array is None or array.dtype.kind == "O":
             return f"NumPy cannot read this {type(value).__name__} ({error}). Convert it to a NumPy array or a tensor."
         return array
+
+
+def _is_on_host(value: Any) -> bool:
+    return int(value.__dlpack_device__()[0]) in (1, 3)
 
 
 def _same(nest: Any) -> Any:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .nests import parts_of
+from .nests import on_host, parts_of
 
 
 class Outputs:
@@ -47,14 +47,12 @@ class Outputs:
     @staticmethod
     def in_order(array: Any, axes: Sequence[int]) -> Any:
         """A copy of an array whose `axes` lie in memory in this order, the outermost first."""
-        from .transfers import to_host
-
         back = sorted(range(len(axes)), key=axes.__getitem__)
         if _library_of(array) == "torch":
             return array.permute(axes).contiguous().permute(back)
         import numpy
 
-        return numpy.ascontiguousarray(to_host(array).transpose(axes)).transpose(back)
+        return numpy.ascontiguousarray(on_host(array).transpose(axes)).transpose(back)
 
 
 def why_not(value: Any) -> str:

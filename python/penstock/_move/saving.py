@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import _core
-from .._engines import engine_for, host_engines
+from .._checks import has
+from .._engines import engine_for, engine_of_gpu, host_engines
 from .._errors import Closed, InvalidArgument, Unsupported
-from .transfers import engine_of_gpu, to_host
+from .nests import host_array
 from .weight_types import file_shape, file_type
 from .weights import HEARS_SIGNALS_S
 
@@ -224,12 +225,13 @@ def _plain(name: str, value: Any) -> tuple[Any, Opaque | None]:
         )
     np = sys.modules.get("numpy")
     if np is None or not isinstance(value, np.ndarray):
-        array = _to_numpy(value)
-        if array is None:
+        if not has(value, "__dlpack__") or not has(value, "__dlpack_device__"):
             raise InvalidArgument(f"tensor '{name}' is a {type(value).__name__}, not an array.")
         import numpy as np
 
-        value = array
+        value = host_array(value)
+        if isinstance(value, str):
+            raise Unsupported(f"tensor '{name}': {value}")
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidArgument(f"tensor '{name}' is a masked array: pass its `.data`, or `.filled()`.")
     array = np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
@@ -239,17 +241,6 @@ def _plain(name: str, value: Any) -> tuple[Any, Opaque | None]:
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise Unsupported(f"tensor '{name}': a .safetensors file has no {array.dtype}. Convert it first.")
     return array, None
-
-
-def _to_numpy(value: Any) -> Any:
-    """The NumPy array of another library's array; None if it is none."""
-    if not hasattr(value, "__dlpack__"):
-        return None
-    if hasattr(value, "__array__") and int(value.__dlpack_device__()[0]) == 1:
-        import numpy as np
-
-        return np.asarray(value)  # its DLPack has no bfloat16 or 8-bit floats
-    return to_host(value)
 
 
 def _plain_tensor(name: str, tensor: Any, torch: Any) -> tuple[Any, Opaque | None]:

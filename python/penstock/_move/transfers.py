@@ -7,17 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
-from .._engines import engine_for, engines_of, group_for, host_engines, refuse_other_receivers, relays_of, resolve
+from .._engines import (
+    engine_for,
+    engine_of_gpu,
+    engines_of,
+    group_for,
+    host_engines,
+    refuse_other_receivers,
+    relays_of,
+    resolve,
+)
 from .._errors import InvalidArgument
-from .._feed.static import why_not as why_not_static
 from .._process_group import ProcessGroup
 from . import outputs
 from .nests import Expander
 
 
-def expander_for(engine: _core.Engine, static: bool = False) -> Expander:
+def expander_for(engine: _core.Engine, refuse: Callable[[Any], str] | None = None) -> Expander:
     target = f"cuda:{engine.index}" if engine.is_cuda else "cpu"
-    return Expander(target, sends=True, refuse=why_not_static if static else None)
+    return Expander(target, sends=True, refuse=refuse)
 
 
 def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any = None) -> Any:
@@ -115,10 +123,6 @@ def to_host(tree: Any, *, out: Any = None, pinned: bool = False) -> Any:
     expander = Expander("cpu", sends=False, refuse=outputs.why_not, copies=True)
     _core.fetch_into(tree, out, expander, outputs.Outputs(), host_engines(), engine_of_gpu)
     return out
-
-
-def engine_of_gpu(index: int) -> _core.Engine:
-    return engine_for(f"cuda:{index}")
 
 
 def _pinning() -> tuple[_core.Engine | None, Callable[[Any], Any] | None]:
