@@ -68,8 +68,8 @@ gpu-test: ## Run the tests on a GPU
 gpu-test-frameworks: ## Run the tests with the installed frameworks on a GPU
 	@tools/gpu.sh test-frameworks
 
-gpu-bench: ## Measure the figures of docs/performance.md on a GPU, and of docs/scale.md on several
-	@tools/gpu.sh bench
+gpu-bench: ## Measure the rows of docs/performance.md on a GPU, and those of several GPUs; PARTS='engine compare ...'
+	@tools/gpu.sh bench $(PARTS)
 
 kernels: ## Compile the CUDA kernels to the committed PTX (needs nvcc)
 	@tools/make_kernels.sh

@@ -141,21 +141,18 @@ def main() -> int:
         import torch  # noqa: F401
     except ImportError:
         sys.exit("compare: not measured, torch is not installed")
-    from compare import columns, feeding, frameworks, manners, models, report, training, transfers, workers
+    from compare import report
 
     setting = make_setting(arguments)
     described = about(setting)
     print(", ".join(f"{name} {value}" for name, value in described.items()), file=sys.stderr)
     results: list = []
-    goals: list = []
     for part in runs(arguments, setting):
         results += part
-        parts = (feeding, transfers, models, columns, workers, manners, training, frameworks)
-        goals = [goal for part in parts for goal in part.goals(results, setting)]
         # Written after each workload, so that the results stay if a later one ends the process.
         if arguments.json:
-            report.write_json(arguments.json, results, goals, described)
-    print(report.markdown(results, goals, described))
+            report.write_json(arguments.json, results, described)
+    print(report.markdown(results, described))
     if arguments.picture:
         report.warn(report.draw(arguments.picture, results))
     return 1 if any(result.ours and result.failed for result in results) else 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests and benchmarks that need a GPU: gpu.sh test | test-frameworks | bench. Without a GPU it says
-# that it is waived, which is not a pass.
+# Runs the tests and benchmarks that need a GPU: gpu.sh test | test-frameworks | bench [PART...]. Without a GPU it
+# says that it is waived, which is not a pass.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -83,53 +83,83 @@ case "${1:-}" in
     exit $status
     ;;
   bench)
+    # All parts take some ten minutes. `bench PART...` takes some again; the results then hold the others' last figures.
+    parts=" ${*:2} "
+    if [ $# -eq 1 ]; then parts=" engine loader recorder model folklore groups starts compare gains "; fi
+    # wants PART FILE...: whether the part is measured; if so, its earlier outputs go.
+    wants() {
+      [[ $parts == *" $1 "* ]] && rm -f "${@:2}"
+    }
     tools/setup.sh build bench
     tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
-    # The engine uses a profile of this machine and hour, and the benchmark checks its predictions.
-    build/release/penstock link --device cuda:0 --profile build/gpu-profile.json --json build/gpu-link.json
-    build/release/benchmarks/bench_engine --device cuda:0 --profile build/gpu-profile.json --json build/gpu-bench.json
-    python3 benchmarks/torch_transfers.py --json build/gpu-torch.json || true
-    rm -f build/gpu-torch-loader.json
-    python3 benchmarks/torch_loader.py --device cuda --seconds 2 --json build/gpu-torch-loader.json || true
-    build/release/benchmarks/bench_loader --device cuda:0 --profile build/gpu-profile.json \
-      --beside build/gpu-torch-loader.json --json build/gpu-loader.json
-    python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock --overhead --json build/gpu-recorder.json || true
-    build/release/benchmarks/bench_model --device cuda:0 --seconds 0.2 --link-seconds 12 \
-      --json build/gpu-model.json
-    if ! python3 -c 'import torch, nanobind, scikit_build_core'; then
-      echo "compare: not measured, this Python lacks what the package is built and compared with"
-      exit 0
-    fi
-    tools/python.sh beside
-    export PYTHONPATH="$PWD/build/python/beside${PYTHONPATH:+:$PYTHONPATH}"
-    python3 benchmarks/folklore.py --json build/gpu-folklore.json >build/gpu-folklore.md || true
-    cat build/gpu-folklore.md
     status=0
-    mapfile -t gpus < <(python3 -c 'import torch; print(*(f"cuda:{i}" for i in range(torch.cuda.device_count())), sep="\n")')
-    if [ ${#gpus[@]} -gt 1 ]; then
-      # Python's engines look for profiles of this machine and hour there.
-      profiles=$PWD/build/cache
-      mkdir -p "$profiles"
-      for gpu in "${gpus[@]}"; do
-        XDG_CACHE_HOME=$profiles build/release/penstock link --device "$gpu" --quick || status=1
-      done
-      XDG_CACHE_HOME=$profiles build/release/penstock link --devices "${gpus[@]}" --json build/gpu-group-link.json || status=1
-      build/release/benchmarks/bench_group --devices "${gpus[@]}" --mib 2048 --profiles "$profiles" \
-        --json build/gpu-group.json || status=1
-      XDG_CACHE_HOME=$profiles python3 benchmarks/groups.py --devices "${gpus[@]}" --json build/gpu-groups.json || status=1
-      XDG_CACHE_HOME=$profiles python3 benchmarks/processes.py --devices "${gpus[@]}" --mib 16384 --sample-kib 147 \
-        --batch 256 --seconds 5 --dataloader 8 --json build/gpu-processes.json || status=1
+    if wants engine build/gpu-bench.json; then
+      # The engine uses a profile of this machine and hour, and the benchmark checks its predictions.
+      build/release/penstock link --device cuda:0 --profile build/gpu-profile.json \
+        --json build/gpu-link.json || status=1
+      build/release/benchmarks/bench_engine --device cuda:0 --profile build/gpu-profile.json \
+        --json build/gpu-bench.json || status=1
     fi
-    python3 benchmarks/starts.py --device cuda --json build/gpu-starts.json >build/gpu-starts.md || status=1
-    cat build/gpu-starts.md
-    python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
-      --picture build/gpu-compare.png || status=1
-    # Programs with a mistake and without: does the gain come as predicted?
-    python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock --fixed --json build/gpu-gains.json || status=1
+    if wants loader build/gpu-loader.json build/gpu-torch-loader.json; then
+      python3 benchmarks/torch_loader.py --device cuda --seconds 2 --json build/gpu-torch-loader.json || true
+      build/release/benchmarks/bench_loader --device cuda:0 --profile build/gpu-profile.json \
+        --beside build/gpu-torch-loader.json --json build/gpu-loader.json || status=1
+    fi
+    if wants recorder build/gpu-recorder.json; then
+      python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock --overhead \
+        --json build/gpu-recorder.json || true
+    fi
+    if wants model build/gpu-model.json; then
+      build/release/benchmarks/bench_model --device cuda:0 --seconds 0.2 --link-seconds 12 \
+        --json build/gpu-model.json || status=1
+    fi
+    if python3 -c 'import torch, nanobind, scikit_build_core'; then
+      tools/python.sh beside
+      export PYTHONPATH="$PWD/build/python/beside${PYTHONPATH:+:$PYTHONPATH}"
+      if wants folklore; then
+        python3 benchmarks/folklore.py --json build/gpu-folklore.json >build/gpu-folklore.md || true
+        cat build/gpu-folklore.md
+      fi
+      count=$(python3 -c 'import torch; print(torch.cuda.device_count())')
+      mapfile -t gpus < <(seq -f 'cuda:%g' 0 $((count - 1)))
+      if [ ${#gpus[@]} -gt 1 ] && wants groups build/gpu-group.json build/gpu-groups.json build/gpu-processes.json; then
+        # Python's engines look for profiles of this machine and hour there.
+        profiles=$PWD/build/cache
+        mkdir -p "$profiles"
+        for gpu in "${gpus[@]}"; do
+          XDG_CACHE_HOME=$profiles build/release/penstock link --device "$gpu" --quick || status=1
+        done
+        XDG_CACHE_HOME=$profiles build/release/penstock link --devices "${gpus[@]}" \
+          --json build/gpu-group-link.json || status=1
+        build/release/benchmarks/bench_group --devices "${gpus[@]}" --mib 2048 --profiles "$profiles" \
+          --json build/gpu-group.json || status=1
+        XDG_CACHE_HOME=$profiles python3 benchmarks/groups.py --devices "${gpus[@]}" \
+          --json build/gpu-groups.json || status=1
+        XDG_CACHE_HOME=$profiles python3 benchmarks/processes.py --devices "${gpus[@]}" --mib 16384 --sample-kib 147 \
+          --batch 256 --seconds 5 --dataloader 8 --json build/gpu-processes.json || status=1
+      fi
+      if wants starts build/gpu-starts.json; then
+        python3 benchmarks/starts.py --device cuda --json build/gpu-starts.json >build/gpu-starts.md || status=1
+        cat build/gpu-starts.md
+      fi
+      if wants compare build/gpu-compare.json; then
+        python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
+          --picture build/gpu-compare.png || status=1
+      fi
+      if wants gains build/gpu-gains.json; then
+        # Programs with a mistake and without: does the gain come as predicted?
+        python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock --fixed \
+          --json build/gpu-gains.json || status=1
+      fi
+    else
+      echo "compare: not measured, this Python lacks what the package is built and compared with"
+    fi
+    # Into one file for this kind of machine, with its verdicts. COMMIT=... names the sources if they are no clone.
+    python3 -B benchmarks/results.py gather build
     exit $status
     ;;
   *)
-    echo "usage: gpu.sh test | test-frameworks | bench" >&2
+    echo "usage: gpu.sh test | test-frameworks | bench [PART...]" >&2
     exit 2
     ;;
 esac

@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader
 
 from .data import as_it_is
 from .loaders import MovedAsItIs
-from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, cost_of_next, opened
+from .setting import Contender, Result, Setting, WrongBytes, attempt, cost_of_next, opened
 
 BATCH = 8192
 SAMPLES = 1 << 17
 MANY = 20_000_000  # rows of a long table
 LARGEST = 50_000  # values that 16 bits hold
-_GOALS_US = {1: 30, 28: 100, 100: 180, 400: 450}
+COLUMNS = (1, 28, 100, 400)
 
 Table = dict[str, torch.Tensor]
 
@@ -87,7 +87,7 @@ def compare(setting: Setting) -> list[Result]:
     results = []
     samples = SAMPLES * 4 if setting.on_gpu else SAMPLES // 4 if setting.quick else SAMPLES
     batch = BATCH // 16 if setting.quick else BATCH
-    tables = [(count, samples) for count in _GOALS_US]
+    tables = [(count, samples) for count in COLUMNS]
     if setting.on_gpu and not setting.quick:
         tables.append((28, MANY))
     for count, samples in tables:
@@ -141,18 +141,3 @@ def _measure_with(table: Table, setting: Setting) -> Callable[[Contender, Result
                 result.figures |= {"thread_us_after_rest": 1e6 * wall, "processor_us_after_rest": 1e6 * processor}
 
     return measure
-
-
-def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    measured = [result for result in results if result.verified and "batch_us" in result.figures]
-    found = {(result.workload, result.contender): result.figures["batch_us"] for result in measured}
-    made = []
-    for (workload, contender), us in found.items():
-        if contender != "penstock.Loader" or setting.quick:
-            continue
-        count = 1 if workload.startswith("one") else int(workload.split()[0])
-        if setting.on_gpu:
-            made.append(Goal(workload, f"{_GOALS_US[count]} µs a batch", f"{us:.0f} µs", us <= _GOALS_US[count]))
-        elif count == 28 and (theirs := found.get((workload, "DataLoader with `__getitems__`"))):
-            made.append(Goal(f"{workload}, beside DataLoader", "5 x", f"{theirs / us:.1f} x", theirs / us >= 5))
-    return made

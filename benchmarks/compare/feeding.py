@@ -14,7 +14,7 @@ import torch
 
 from . import loaders, peers
 from .data import Samples, verify
-from .setting import Contender, Goal, Result, Setting, at_most, attempt, opened
+from .setting import Contender, Result, Setting, at_most, attempt, opened
 
 
 class Throttle:
@@ -238,59 +238,3 @@ def feed_all(samples: Samples, setting: Setting) -> list[Result]:
         if result.contender == loaders.plain().name:
             result.figures["by_option"] = rates
     return results
-
-
-def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    found = {(r.workload, r.contender): r for r in results if r.verified}
-    made: list[Goal] = []
-
-    def add(what: str, wanted: str, measured: str, met: bool) -> None:
-        made.append(Goal(what, wanted, measured, met))
-
-    def per_second(workload: str, contender: str) -> float | None:
-        result = found.get((workload, contender))
-        return result.figures.get("samples_per_second") if result else None
-
-    for workload, gpu_goal, times in [("images", 51e9 / 150528, 3), ("small samples", 60e6, 10)]:
-        ours = per_second(workload, "penstock.Loader")
-        fed = per_second(workload, "penstock.feed(DataLoader of a TensorDataset)")
-        plain = [per_second(workload, f"DataLoader, {n}") for n in ("0 workers", "best of N workers")]
-        if ours is None:
-            continue
-        if fed and workload == "images":
-            what = f"{workload}, feed of a TensorDataset beside Loader"
-            add(what, "95 %", f"{100 * fed / ours:.1f} %", fed >= 0.95 * ours)
-        elif fed and any(plain):
-            ratio = fed / max(p for p in plain if p)
-            what = f"{workload}, feed of a TensorDataset beside the best DataLoader"
-            add(what, "20 x", f"{ratio:.1f} x", ratio >= 20)
-        if setting.on_gpu:
-            add(f"{workload}, Loader", f"{gpu_goal:,.0f} samples/s", f"{ours:,.0f}", ours >= gpu_goal)
-        elif any(plain):
-            ratio = ours / max(p for p in plain if p)
-            add(f"{workload}, Loader beside the best DataLoader", f"{times} x", f"{ratio:.1f} x", ratio >= times)
-    wide = per_second("images to float32", "penstock.Loader")
-    if wide is not None and setting.on_gpu:
-        gbps = wide * 4 * 150528 / 1e9
-        add("images delivered as float32, Loader", "200 GB/s of float32", f"{gbps:.1f}", gbps >= 200)
-    for result in found.values():
-        if setting.on_gpu and result.ours and result.figures.get("steps"):
-            made += step_goals(result)
-    return made
-
-
-def step_goals(result: Result) -> list[Goal]:
-    """For the steps that take longer than a batch takes to arrive."""
-    made = []
-    batch_ms = 1e3 * (4096 if result.workload == "small samples" else 256) / result.figures["samples_per_second"]
-    for step in result.figures["steps"]:
-        if step["alone_ms"] < 1.3 * batch_ms:
-            continue
-        of = f"{result.workload}, {result.contender}, a step of {step['alone_ms']:.1f} ms"
-        if result.contender.startswith("penstock.feed"):
-            share = step["exposed_share"]
-            made.append(Goal(f"{of}: exposed", "1 % of the step", f"{100 * share:.2f} %", share <= 0.01))
-        else:
-            times = step["fed_ms"] / step["alone_ms"]
-            made.append(Goal(f"{of}: fed beside alone", "1.02 x", f"{times:.3f} x", times <= 1.02))
-    return made

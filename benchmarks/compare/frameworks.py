@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from .data import Columns, Samples
 from .feeding import Compute, Steps
 from .loaders import to_target
-from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, tidy
+from .setting import Contender, Result, Setting, WrongBytes, attempt, tidy
 
 SETTLE = 12  # steps that are not counted
 
@@ -192,14 +192,3 @@ def loader_of(samples: Samples, setting: Setting, workers: int, pin: bool) -> Da
         persistent_workers=workers > 0,
         drop_last=True,
     )
-
-
-def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    found = {(r.workload, r.contender): r.figures["step_ms"] for r in results if r.verified and "step_ms" in r.figures}
-    made = []
-    for (workload, contender), step in found.items():
-        resident = found.get((workload, "resident"))
-        if resident and contender.startswith("penstock") and setting.on_gpu:
-            times = step / resident
-            made.append(Goal(f"{workload}: {contender}", "1.02 x resident", f"{times:.3f} x", times <= 1.02))
-    return made

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from .data import Samples, random_bytes
 from .feeding import Compute, Steps, endless
 from .loaders import Moved
-from .setting import Contender, Goal, Result, Setting, attempt, opened
+from .setting import Contender, Result, Setting, attempt, opened
 from .transfers import OURS, Tensors, check, ours_to_device, per_tensor
 from .workers import Fed
 
@@ -190,16 +190,3 @@ def _until(end: float, batches: Iterator) -> Iterator:
         yield batch
         if time.perf_counter() > end:
             return
-
-
-def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    found = {(r.workload, r.contender): r.figures for r in results if r.verified and "copy_p99_ms" in r.figures}
-    made = []
-    for (workload, contender), figures in found.items():
-        alone = found.get((workload, _ALONE))
-        if not setting.on_gpu or contender not in ("penstock.feed", "penstock.to_device") or alone is None:
-            continue
-        most = 1.0 if workload.endswith("full speed") else alone["copy_p99_ms"] + 0.2
-        p99 = figures["copy_p99_ms"]
-        made.append(Goal(f"{workload}: p99", f"{most:.2f} ms", f"{p99:.2f} ms", p99 <= most))
-    return made

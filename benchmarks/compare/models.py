@@ -19,7 +19,7 @@ import torch
 
 from .data import random_bytes
 from .peers import roomy_folder
-from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, median_call, opened
+from .setting import Contender, Result, Setting, WrongBytes, attempt, median_call, opened
 from .transfers import OURS, Tensors, move_all, ours_to_device, per_tensor
 
 # Ceilings.
@@ -333,31 +333,3 @@ def _load_contenders() -> list[Contender]:
         Contender("Run:ai Model Streamer", runai, ("runai_model_streamer",), gpu_only=True),
         Contender("penstock.load_safetensors", ours, **OURS),
     ]
-
-
-def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    found = {(r.workload, r.contender): r.figures for r in results if r.verified}
-    made = []
-    for (workload, contender), figures in found.items():
-        flat = found.get((workload, FLAT))
-        if setting.on_gpu and flat and contender in ("penstock.to_device", "penstock.load_safetensors"):
-            least = 0.97 if contender == "penstock.to_device" else 1.0
-            share = figures["gbps"] / flat["gbps"]
-            wanted = f"{least:.0%} of one flat tensor's rate"
-            made.append(Goal(f"{workload}, {contender}", wanted, f"{share:.1%}", share >= least))
-        if setting.on_gpu and contender == "penstock.to_host" and workload.startswith("state dict, 48"):
-            made.append(Goal(workload, "25 GB/s into new memory", f"{figures['gbps']:.1f} GB/s", figures["gbps"] >= 25))
-        pinned = found.get((workload, PINNED))
-        if pinned and contender == "penstock.to_host(out=)":
-            share = figures["gbps"] / pinned["gbps"]
-            made.append(Goal(f"{workload}, {contender}", "90 % of pinned copies", f"{share:.1%}", share >= 0.9))
-        back = found.get((workload.replace(", to a file", ", back"), PINNED))
-        if contender == "penstock.save_safetensors(wait=False)" and back:
-            share = back["gbps"] / figures["gbps"]
-            wanted = "1.05 x the time of pinned copies"
-            made.append(Goal(f"{workload}, {contender}", wanted, f"{share:.2f} x", share <= 1.05))
-        cloned = found.get((workload, LOAD_FILE))
-        if not setting.on_gpu and cloned and contender == "penstock.load_safetensors":
-            share = figures["gbps"] / cloned["gbps"]
-            made.append(Goal(f"{workload}, {contender}", "1 x load_file, cloned", f"{share:.2f} x", share >= 1))
-    return made

@@ -8,10 +8,10 @@ import pathlib
 import sys
 from typing import Any
 
-from .setting import Goal, Result
+from .setting import Result
 
 
-def markdown(results: list[Result], goals: list[Goal], about: dict[str, Any]) -> str:
+def markdown(results: list[Result], about: dict[str, Any]) -> str:
     lines = ["# penstock and its peers", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
     for workload in dict.fromkeys(result.workload for result in results):
         rows = [result for result in results if result.workload == workload]
@@ -20,9 +20,6 @@ def markdown(results: list[Result], goals: list[Goal], about: dict[str, Any]) ->
         if steps:
             lines += ["", f"{workload}, beside a consumer that computes:", "", *_steps_table(steps)]
         lines += ["", *(f"- {r.contender}: {r.status}" for r in rows if r.status != "measured"), ""]
-    if goals:
-        lines += ["## Goals", "", *_lines(["what", "goal", "measured", ""])]
-        lines += [f"| {g.what} | {g.wanted} | {g.measured} | {'met' if g.met else 'missed'} |" for g in goals]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -93,11 +90,10 @@ def _lines(head: list[str]) -> list[str]:
     return ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
 
 
-def write_json(file: str, results: list[Result], goals: list[Goal], about: dict[str, Any]) -> None:
+def write_json(file: str, results: list[Result], about: dict[str, Any]) -> None:
     content = {
         "about": about,
         "results": [dataclasses.asdict(result) | {"status": result.status} for result in results],
-        "goals": [dataclasses.asdict(goal) for goal in goals],
     }
     pathlib.Path(file).write_text(json.dumps(content, indent=2, default=str) + "\n")
 

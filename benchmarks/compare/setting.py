@@ -99,16 +99,6 @@ class Result:
         return f"failed: {self.failed}" if self.failed else "measured"
 
 
-@dataclass
-class Goal:
-    """A goal of the project, and the measured figure."""
-
-    what: str
-    wanted: str
-    measured: str
-    met: bool
-
-
 class WrongBytes(AssertionError):
     """A contender delivered other bytes than the dataset holds."""
 

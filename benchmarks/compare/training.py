@@ -20,7 +20,7 @@ from . import peers
 from .data import Columns, Samples, verify
 from .feeding import Throttle, endless
 from .loaders import MovedAsItIs, ours_loader, to_target
-from .setting import Contender, Goal, Result, Setting, attempt, opened
+from .setting import Contender, Result, Setting, attempt, opened
 
 COLUMNS = 28
 SETTLE = 10  # steps before a run is timed
@@ -251,14 +251,3 @@ def stepper(loss_of: Callable, optimizer: torch.optim.Optimizer) -> Callable:
         optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    made = []
-    for result in results:
-        wanted = any(word in result.workload for word in ("resnet18", "perceptron", "recommender"))
-        if result.verified and wanted and result.contender == "penstock.feed" and setting.on_gpu:
-            share = result.figures["share_of_compute"]
-            what = f"{result.workload}, feed"
-            made.append(Goal(what, "97 % of compute alone", f"{100 * share:.1f} %", share >= 0.97))
-    return made

@@ -14,7 +14,7 @@ import torch
 
 from .data import Samples, random_bytes
 from .loaders import data_loader
-from .setting import Contender, Goal, Result, Setting, WrongBytes, attempt, cost_of_next, median_call, opened
+from .setting import Contender, Result, Setting, WrongBytes, attempt, cost_of_next, median_call, opened
 
 OURS = {"needs": ("penstock",), "ours": True}
 
@@ -267,23 +267,3 @@ def _epoch(batches: Any, samples: Samples, setting: Setting) -> float:
     if not torch.equal(x.cpu(), samples.x[number.cpu()]):
         raise WrongBytes("the last batch holds other samples than it says")
     return seconds
-
-
-def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    found = {(r.workload, r.contender): r.figures for r in results if r.verified}
-    made = []
-    for (workload, contender), figures in found.items():
-        if contender == "penstock.feed" and setting.on_gpu and workload.startswith("own cost"):
-            most = 400 if "dict" in workload else 30
-            # Between batches a thread that trains does something else; without it, the transfer would be timed.
-            cost = figures["thread_us_after_rest"]
-            made.append(Goal(workload, f"{most} µs", f"{cost:.0f} µs", cost <= most))
-        if "overhead" in figures and not setting.on_gpu:
-            share = figures["overhead"]
-            made.append(Goal(f"{workload}, {contender}", "5 % more", f"{100 * share:.1f} %", share <= 0.05))
-        if contender == "penstock.to_device" and workload.startswith("one pageable") and setting.on_gpu:
-            raw = found.get((workload, "pinned before: the raw copy"))
-            if raw:
-                share = figures["gbps"] / raw["gbps"]
-                made.append(Goal(f"{workload}, to_device", "97 % of raw pinned", f"{100 * share:.1f} %", share >= 0.97))
-    return made

@@ -18,10 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from .data import Samples, verify
 from .feeding import rate
 from .loaders import Moved, Unmoved
-from .setting import Contender, Goal, Result, Setting, attempt, opened
-
-# Times the DataLoader's rate with as many workers.
-_TIMES = {2: 1.5, 4: 4.0, 8: 5.5, 14: 6.5}
+from .setting import Contender, Result, Setting, attempt, opened
 
 
 class Compressed(Dataset):
@@ -101,25 +98,3 @@ def _measure_with(samples: Samples, setting: Setting, reference: torch.Tensor) -
                 result.figures["described"] = batches.feed.describe()
 
     return measure
-
-
-def goals(results: list[Result], setting: Setting) -> list[Goal]:
-    found = {(r.workload, r.contender): r.figures for r in results if r.verified}
-    made = []
-    for (workload, contender), figures in found.items():
-        if contender != "penstock.feed" or "workers" not in workload:
-            continue
-        kind, workers = workload.split(", ")[1], int(workload.split(", ")[2].split()[0])
-        ours = figures["samples_per_second"]
-        plain, left = (found.get((workload, other)) for other in ("DataLoader", "DataLoader, left on the host"))
-        if kind == "tensors" and plain and workers in _TIMES:
-            ratio = ours / plain["samples_per_second"]
-            wanted = _TIMES[workers]
-            made.append(Goal(f"{workload}: feed beside DataLoader", f"{wanted} x", f"{ratio:.1f} x", ratio >= wanted))
-        if kind == "decoding" and left:
-            share = ours / left["samples_per_second"]
-            limit = figures["limited_by"]
-            measured = f"{100 * share:.1f} %, limited by {limit}"
-            met = share >= 0.97 and limit in ("loader", "fetch", "collate")
-            made.append(Goal(f"{workload}: feed beside the workers alone", "97 %, by loader", measured, met))
-    return made

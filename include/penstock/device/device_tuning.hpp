@@ -11,7 +11,7 @@ namespace penstock {
 /// measured LinkProfile takes precedence.
 ///
 /// The defaults are those of a GPU. They were found on an H200 and an H100, both behind PCIe 5 x16
-/// (docs/performance.md). The first five are lower than those of any GPU in use.
+/// (docs/lab). The first five are lower than those of any GPU in use.
 struct DeviceTuning {
   // The link, until it is measured.
 
@@ -82,7 +82,7 @@ struct DeviceTuning {
   std::size_t order_ahead_bytes = 1 * kMiB;
 
   /// What the model of a feed (transfer/feed_model.hpp) cannot take from a LinkProfile. The figures are from
-  /// docs/performance.md.
+  /// docs/lab/model-of-feeds.md.
   struct Feeding {
     /// Seconds of the loader's thread for a batch whatever its size, and for each field of it: resident
     /// batches of 1 and 28 columns took 48 and 205 µs.

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""The results of `make gpu-bench`, and the page that shows them.
+
+    results.py gather build     what the benchmarks wrote there, as build/gpu-results/MACHINE.json
+    results.py keep FILE        such a file for benchmarks/results, and docs/performance.md with it
+    results.py write            docs/performance.md from benchmarks/results
+
+benchmarks/results has one file for each kind of machine: its newest complete run. A run is complete if every benchmark
+that suits its number of GPUs wrote something. benchmarks/rows.py has the rows of the page and their goals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+from rows import ROWS, Cell, Row
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KEPT = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+# The file below build of each part that rows read, and how many GPUs it needs.
+PARTS = {
+    "engine": ("gpu-bench.json", 1),
+    "loader": ("gpu-loader.json", 1),
+    "recorder": ("gpu-recorder.json", 1),
+    "model": ("gpu-model.json", 1),
+    "starts": ("gpu-starts.json", 1),
+    "compare": ("gpu-compare.json", 1),
+    "gains": ("gpu-gains.json", 1),
+    "group": ("gpu-group.json", 2),
+    "groups": ("gpu-groups.json", 2),
+    "processes": ("gpu-processes.json", 2),
+}
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def gather(build: pathlib.Path, gpus: list[str], driver: str, commit: str | None) -> dict[str, Any]:
+    parts = {}
+    for name, (file, needed) in PARTS.items():
+        if len(gpus) >= needed and (build / file).exists():
+            parts[name] = json.loads((build / file).read_text())
+    if not parts:
+        sys.exit(f"results.py: {build} holds nothing that a benchmark wrote")
+    for part in parts.values():
+        if isinstance(part, dict):
+            part.pop("profiles", None)  # of the model's rounds: most of the bytes, and no row reads them
+    newest = max((build / PARTS[name][0]).stat().st_mtime for name in parts)
+    return {
+        "machine": f"{slug(gpus[0])}-x{len(gpus)}",
+        "gpus": gpus,
+        "driver": driver,
+        "cores": len(os.sched_getaffinity(0)),
+        "date": datetime.datetime.fromtimestamp(newest, datetime.timezone.utc).date().isoformat(),
+        "commit": commit,
+        "missing": [name for name, (_, needed) in PARTS.items() if len(gpus) >= needed and name not in parts],
+        "parts": parts,
+    }
+
+
+def text_of(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each entry of the outer levels, so that a run has hundreds of lines and not thousands."""
+    if depth > 3 or not isinstance(value, dict | list) or not value:
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        inner, ends = [text_of(each, depth + 1) for each in value], "[]"
+    else:
+        inner = [f"{json.dumps(key, ensure_ascii=False)}: {text_of(each, depth + 1)}" for key, each in value.items()]
+        ends = "{}"
+    return ends[0] + "\n" + ",\n".join(" " * (depth + 1) + each for each in inner) + "\n" + " " * depth + ends[1]
+
+
+def machine() -> tuple[list[str], str]:
+    """The GPUs' names, and the driver."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    lines = subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [line.split(", ")[0] for line in lines], lines[0].split(", ")[1]
+
+
+def commit_here() -> str | None:
+    """Of the sources, or what COMMIT says if they are no clone."""
+    described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(described, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or os.environ.get("COMMIT")
+
+
+def cell_of(row: Row, run: dict[str, Any]) -> Cell | None:
+    """What the run has of the row; None if it was not measured."""
+    part = run["parts"].get(row.part)
+    if part is None:
+        return None
+    try:
+        return row.read(part)
+    except KeyError:
+        return None
+
+
+def shown(cell: Cell | None) -> str:
+    if cell is None:
+        return "not measured"
+    theirs = f" ({cell.theirs})" if cell.theirs else ""
+    return f"{cell.ours}{theirs}{'' if cell.met is not False else ', **missed**'}"
+
+
+def name_of(run: dict[str, Any]) -> str:
+    count = len(run["gpus"])
+    return f"{count} {run['gpus'][0]}" if count > 1 else run["gpus"][0]
+
+
+def about(runs: list[dict[str, Any]]) -> list[str]:
+    lines = ["No run is kept yet: `make gpu-bench` makes one."] if not runs else []
+    for run in runs:
+        missing = f" Not run: {', '.join(run['missing'])}." if run["missing"] else ""
+        torch = run["parts"].get("compare", {}).get("about", {}).get("PyTorch", "none")
+        lines.append(
+            f"- **{name_of(run)}**: {run['date']}, commit {run['commit'] or 'not known'}, driver {run['driver']}, "
+            f"{run['cores']} cores, PyTorch {torch}.{missing}"
+        )
+    return lines
+
+
+def answers(runs: list[dict[str, Any]]) -> list[str]:
+    """The first lines of the page, of the first machine."""
+    lines = []
+    for row in ROWS:
+        if row.answers:
+            cell = cell_of(row, runs[0]) if runs else None
+            text = "not measured" if cell is None else f"**{cell.ours}**; {row.beside}: {cell.theirs}"
+            lines.append(f"- {row.work}: {text}")
+    return lines
+
+
+def rows_of(runs: list[dict[str, Any]]) -> list[str]:
+    machines = [name_of(run) for run in runs] or ["measured"]
+    lines = [f"| work | beside it | goal | {' | '.join(machines)} |", "| --- | --- | --- |" + " --- |" * len(machines)]
+    for row in ROWS:
+        needed = PARTS[row.part][1]
+        cells = [shown(cell_of(row, run)) if len(run["gpus"]) >= needed else f"needs {needed} GPUs" for run in runs]
+        lines.append(f"| {row.work} | {row.beside} | {row.goal} | {' | '.join(cells or [shown(None)])} |")
+    return lines
+
+
+def page_with(text: str, runs: list[dict[str, Any]]) -> str:
+    """The page with its marked blocks made from the runs. Raises ValueError if a block is not there once."""
+    for key, lines in (("answers", answers(runs)), ("about", about(runs)), ("rows", rows_of(runs))):
+        begin, end = f"<!-- results: {key} -->", "<!-- /results -->"
+        block = "\n".join([begin, "", *lines, "", end])
+        text, count = re.subn(re.escape(begin) + r"\n.*?" + re.escape(end), lambda _, b=block: b, text, flags=re.S)
+        if count != 1:
+            raise ValueError(f"{count} blocks {begin} ... {end}, not one")
+    return text
+
+
+def kept() -> list[dict[str, Any]]:
+    """The kept runs: one GPU before several."""
+    runs = [json.loads(file.read_text()) for file in KEPT.glob("*.json")]
+    return sorted(runs, key=lambda run: (len(run["gpus"]), run["machine"]))
+
+
+def keep(file: pathlib.Path) -> None:
+    """An incomplete run takes the place of no complete one."""
+    run = json.loads(file.read_text())
+    place = KEPT / f"{run['machine']}.json"
+    if run["missing"] and place.exists() and not json.loads(place.read_text())["missing"]:
+        sys.exit(f"results.py: {file} lacks {', '.join(run['missing'])}, and {place} is complete: it stays")
+    KEPT.mkdir(exist_ok=True)
+    place.write_text(text_of(run) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=["gather", "keep", "write"])
+    parser.add_argument("path", nargs="?", type=pathlib.Path)
+    arguments = parser.parse_args()
+    if (arguments.path is None) != (arguments.verb == "write"):
+        parser.error("gather needs the build folder, keep a file, and write nothing")
+    if arguments.verb == "gather":
+        run = gather(arguments.path, *machine(), commit_here())
+        place = arguments.path / "gpu-results" / f"{run['machine']}.json"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(text_of(run) + "\n")
+        print("\n".join([*about([run]), "", *rows_of([run]), "", f"To keep it: benchmarks/results.py keep {place}"]))
+        return 0
+    if arguments.verb == "keep":
+        keep(arguments.path)
+    PAGE.write_text(page_with(PAGE.read_text(), kept()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
