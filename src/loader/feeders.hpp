@@ -2,7 +2,6 @@
 
 #include "loader/copy_pacer.hpp"
 #include "loader/device_ring.hpp"
-#include "loader/order_ahead.hpp"
 
 #include <penstock/core/host_workers.hpp>
 #include <penstock/data/dataset.hpp>
@@ -29,7 +28,6 @@ struct StagingSlot {
 struct CopyStream {
   Stream stream;
   Buffer staging;
-  OrderAhead order;  ///< in the staging buffer
 };
 
 /// Samples that one host thread computes the indices of at a time. That takes some ns a sample, and handing

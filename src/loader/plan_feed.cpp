@@ -265,18 +265,9 @@ std::size_t landing_bytes(const FeedPlan& plan, const Residency& residency) noex
   return kCopyStreams * (joins ? 2 : 1) * align_up(plan.batch * rows->sample_bytes, kSlotAlignment);
 }
 
-/// Device memory for so many indices on each copy stream.
-std::size_t order_bytes(std::size_t samples) noexcept {
-  return kCopyStreams * align_up(samples * sizeof(std::uint64_t), kSlotAlignment);
-}
-
-/// How many indices the device computes at once: those of several batches, or of one, if there is room beside
-/// `others`. 0: there is none.
-std::size_t order_samples(const FeedPlan& plan, const DeviceFacts& device, std::size_t others) noexcept {
-  const std::size_t batches = device.tuning.order_ahead_bytes / sizeof(std::uint64_t) / plan.batch;
-  const std::size_t samples = std::max<std::size_t>(batches, 1) * plan.batch;
-  const auto fits = [&](std::size_t count) { return others + order_bytes(count) <= plan.budget_bytes; };
-  return fits(samples) ? samples : fits(plan.batch) ? plan.batch : 0;
+/// Device memory for the indices of a batch on each copy stream.
+std::size_t order_bytes(const FeedPlan& plan) noexcept {
+  return kCopyStreams * align_up(plan.batch * sizeof(std::uint64_t), kSlotAlignment);
 }
 
 /// Bytes of the lists of a batch that the host writes and kernels read: of its indices, and of the positions
@@ -409,8 +400,8 @@ void lay_out(FeedPlan& plan) {
     }
   }
   lay_out_columns(plan);
-  if (plan.orders_on_device()) {
-    plan.order_offset = take(plan.device_staging_bytes, plan.order_samples * sizeof(std::uint64_t));
+  if (plan.orders_on_device) {
+    plan.order_offset = take(plan.device_staging_bytes, plan.batch * sizeof(std::uint64_t));
   } else {
     plan.staging_indices = take(plan.staging_bytes, plan.batch * sizeof(std::uint64_t));
   }
@@ -465,12 +456,14 @@ FeedPlan plan_travel(FeedFacts facts, const LoaderOptions& options, const LinkPr
   const std::size_t others = needed + resident + staged;
   const bool host_orders = std::ranges::any_of(
       plan.fields, [](const FieldPlan& field) { return field.is_listed() || field.in_two_parts(); });
-  if (!options.batch_sampler && !host_orders) plan.order_samples = order_samples(plan, facts.device, others);
+  plan.orders_on_device =
+      !options.batch_sampler && !host_orders && others + order_bytes(plan) <= plan.budget_bytes;
   const std::size_t lists = list_bytes(plan);
   const bool has_room = others + kCopyStreams * lists <= plan.budget_bytes && !facts.device.memory_refused;
-  if (!plan.orders_on_device() && has_room) plan.list_bytes = lists;
+  if (!plan.orders_on_device && has_room) plan.list_bytes = lists;
+  const std::size_t order = plan.orders_on_device ? order_bytes(plan) : 0;
   plan.reserved_bytes = std::min(plan.budget_bytes / kSlotAlignment * kSlotAlignment,
-                                 others + order_bytes(plan.order_samples) + kCopyStreams * plan.list_bytes);
+                                 others + order + kCopyStreams * plan.list_bytes);
   lay_out(plan);
   return plan;
 }

@@ -61,9 +61,7 @@ Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_mem
     Stream stream = context_.device.create_stream(StreamPriority::high);
     Buffer staging;
     if (plan.device_staging_bytes > 0) staging = device_memory.allocate(plan.device_staging_bytes);
-    auto* const indices = reinterpret_cast<std::uint64_t*>(staging.data() + plan.order_offset);
-    const OrderAhead order(plan.orders_on_device() ? indices : nullptr, plan.order_samples);
-    copy_streams_.push_back({std::move(stream), std::move(staging), order});
+    copy_streams_.push_back({std::move(stream), std::move(staging)});
   }
 }
 
@@ -96,7 +94,7 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   const CopyStream& next = copy_streams_[turn_ % copy_streams_.size()];
   const Stream& stream = copy.stream;
   BatchToFeed batch{slot, staging, copy, pacer_, static_cast<std::size_t>(slot.run.count), {}};
-  if (!plan.orders_on_device()) {
+  if (!plan.orders_on_device) {
     const std::span indices(reinterpret_cast<std::uint64_t*>(staging.memory + plan.staging_indices),
                             batch.count);
     const std::size_t pieces = (batch.count + kSamplesAtATime - 1) / kSamplesAtATime;
@@ -126,7 +124,11 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   };
   try {
     if (item.timed != nullptr) item.timed->begin.record(stream);
-    if (plan.orders_on_device()) batch.order = copy.order.order(slot.run, slot.epoch, stream);
+    if (plan.orders_on_device) {
+      auto* const indices = reinterpret_cast<std::uint64_t*>(copy.staging.data() + plan.order_offset);
+      stream.fill_order({slot.run, indices});
+      batch.order = indices;
+    }
     if (plan.list_bytes > 0) {  // each warp would read them over the link, beside the copies
       stream.copy(copy.staging.data() + plan.device_lists, staging.memory + plan.staging_indices,
                   plan.list_bytes, CopyDirection::h2d);

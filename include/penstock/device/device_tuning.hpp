@@ -77,9 +77,6 @@ struct DeviceTuning {
   unsigned most_blocks = 32;
   /// Host threads that gather a batch, unless a number is given.
   unsigned gather_threads = 8;
-  /// Indices that a kernel computes at once, for several batches. A launch costs the host 7.6 µs beside
-  /// another thread that uses the device, and a small batch costs it 25 µs in all. 0: one batch's.
-  std::size_t order_ahead_bytes = 1 * kMiB;
 
   /// What the model of a feed (transfer/feed_model.hpp) cannot take from a LinkProfile. The figures are from
   /// docs/lab/model-of-feeds.md.

@@ -115,11 +115,10 @@ struct FeedPlan {
   /// budget.
   std::size_t reserved_bytes = 0;
 
-  /// Indices that the device computes at once, in each copy stream's staging buffer at `order_offset`. 0: the
-  /// host needs the indices, to gather or to count bytes, and writes them.
-  std::size_t order_samples = 0;
+  /// The device computes the batch's indices, in each copy stream's staging buffer at `order_offset`. False:
+  /// the host needs the indices, to gather or to count bytes, and writes them.
+  bool orders_on_device = false;
   std::size_t order_offset = 0;
-  [[nodiscard]] bool orders_on_device() const noexcept { return order_samples > 0; }
   /// Bytes of the indices and positions that the host writes and kernels read, from `staging_indices` on. One
   /// copy takes them to `device_lists` in the copy stream's staging buffer. 0: kernels read none, or read
   /// them over the link, for want of room on the device.

@@ -95,7 +95,6 @@ DeviceTuning host_tuning() {
   tuning.unstated_link_rate = tuning.device_copy_rate = 6e9;
   tuning.staging_threads = 1;  // keeps the link busy
   tuning.fill_threads = 1;
-  tuning.order_ahead_bytes = 0;  // a launch costs nothing here, and each index does
   // A slot, and so the packed bytes, should stay in the processor's cache until the link has read it.
   tuning.staged_chunks = {256 * kKiB, 64 * kKiB, 1 * kMiB, 4 * kMiB};
   tuning.packing.first_chunk_bytes = 128 * kKiB;
