@@ -97,3 +97,16 @@ def give(owner, address, shape, code, bits, device):
     pointer = ctypes.addressof(managed)
     _given[pointer] = (owner, managed, extents)
     return _new(pointer, b"dltensor", _drop)
+
+
+class Foreign:
+    """An array of a library that gives it by DLPack only."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()

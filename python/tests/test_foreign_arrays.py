@@ -8,25 +8,13 @@ import pytest
 import torch
 
 import penstock
+from dlpack import Foreign
 from penstock import _core, _errors
 from support import is_gpu, same
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 SMALL = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
-
-
-class Foreign:
-    """An array of a library that gives it by DLPack only."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **arguments):
-        return self.array.__dlpack__(**arguments)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 class Typed(Foreign):

@@ -194,6 +194,18 @@ def test_bfloat16_tensors(device):
     assert torch.equal(x, tensor)
 
 
+@pytest.mark.parametrize("to", [None, "float32", "float16"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_bfloat16_of_numpy(device, to, swap):
+    tensor = torch.arange(60).reshape(20, 3).bfloat16()
+    array = tensor.view(torch.uint16).numpy().view(pytest.importorskip("ml_dtypes").bfloat16)
+    array = np.ascontiguousarray(array.T).T if swap else array
+    batches = list(penstock.Loader(array, 6, device=device, to=to))
+    if isinstance(batches[0], np.ndarray):
+        batches = [torch.from_numpy(batch.astype(np.float32)) for batch in batches]
+    assert torch.equal(torch.cat([batch.float().cpu() for batch in batches]), tensor.float())
+
+
 def test_memory_maps_and_arrays_with_gaps(device, images, tmp_path):
     np.save(tmp_path / "x.npy", images)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import penstock
+from dlpack import Foreign
 from penstock import _core, _others
 from penstock._engines import engine_for
 from penstock._move.transfers import expander_for
@@ -401,19 +402,6 @@ def test_tensors_that_pytorch_cannot_describe_are_its_own_to_copy(exchange):
         assert penstock.to_device(torch.eye(4).to_sparse(), "host").is_sparse
     finally:
         _core.use_exchange_api(True)
-
-
-class Foreign:
-    """An array of an unknown library that supports DLPack."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **arguments):
-        return self.array.__dlpack__(**arguments)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 def test_arrays_of_other_libraries(device, random):

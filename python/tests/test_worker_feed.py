@@ -218,7 +218,6 @@ def test_what_only_pytorch_can_send_is_sent_by_it(device):
             "sparse": (dense[0] > 200).float().to_sparse(),
             "parameter": torch.nn.Parameter(dense[0]),
             "gradient": dense[0].clone().requires_grad_(),
-            "conjugate": torch.view_as_complex(dense[:, :, :2].contiguous()).conj(),
         }
 
     loader = DataLoader(Tensors(20), 4, num_workers=1, collate_fn=collate)
@@ -230,7 +229,22 @@ def test_what_only_pytorch_can_send_is_sent_by_it(device):
             for name in ("parameter", "gradient"):
                 assert torch.equal(ours[name].detach().cpu(), theirs[name].detach())
                 assert ours[name].requires_grad
-            assert torch.equal(ours["conjugate"].resolve_conj().cpu(), theirs["conjugate"].resolve_conj())
+
+
+@DEVICES
+def test_conjugate_and_negative_views_keep_their_values(device):
+    def collate(samples):
+        pairs = torch.stack([image for image, _ in samples]).float()[:, :, :2].contiguous()
+        numbers = torch.view_as_complex(pairs)
+        leaf = numbers.conj().detach().requires_grad_()
+        return {"pairs": pairs, "conjugate": numbers.conj(), "negative": numbers.conj().imag, "leaf": leaf}
+
+    feed = penstock.feed(DataLoader(Tensors(20), 4, num_workers=1, collate_fn=collate), device)
+    for batch in [*feed, *feed]:  # the first ones come when slots have no room
+        expected = torch.view_as_complex(batch["pairs"].cpu()).conj().resolve_conj()
+        assert torch.equal(batch["conjugate"].cpu(), expected)
+        assert torch.equal(batch["negative"].cpu(), expected.imag)
+        assert torch.equal(batch["leaf"].detach().cpu(), expected) and batch["leaf"].requires_grad
 
 
 @DEVICES

@@ -246,6 +246,9 @@ class _Pickler(reduction.ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         put = None
         if type(value) is self._tensor:
+            if value.is_conj() or value.is_neg():  # PyTorch would send the memory without that
+                plain = value.detach().resolve_conj().resolve_neg().requires_grad_(value.requires_grad)
+                return self._slot.put_tensor(plain) or self.dispatch_table[self._tensor](plain)
             put = self._slot.put_tensor(value)
         elif type(value) is self._array:
             put = self._slot.put_array(value)

@@ -237,7 +237,7 @@ def _numbers(array: Any, name: str) -> Any:
     import numpy
 
     kind = array.dtype.kind
-    if kind not in "biuf":
+    if kind not in "biuf" and array.dtype.name != "bfloat16":  # of ml_dtypes
         texts = kind == "O" and array.size > 0 and isinstance(array.flat[0], str | bytes)
         raise _no_numbers("Field", name, array.dtype, _NUMBERS_OF.get("U" if texts else kind, ""))
     if array.ndim == 0:

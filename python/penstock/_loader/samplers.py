@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from .._checks import numpy_for, whole
+from .._checks import has, numpy_for, whole
 from .._errors import InvalidArgument
 from .indices import pieces_of
 from .sampler import draw_into
@@ -53,7 +53,7 @@ class Batches:
     def set_epoch(self, epoch: int) -> None:
         """Passes the epoch to the sampler that takes it."""
         for owner in (self._batch_sampler, getattr(self._batch_sampler, "sampler", None), self._sampler):
-            if hasattr(owner, "set_epoch"):
+            if has(owner, "set_epoch"):
                 owner.set_epoch(epoch)
                 return
 
@@ -229,7 +229,7 @@ def batches_of(
         if value:
             raise InvalidArgument(f"A Loader's {name} chooses the samples: leave out {option}.")
     source = sampler if batch_sampler is None else batch_sampler
-    if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
+    if not has(source, "__iter__") and not has(source, "__getitem__"):
         raise TypeError(f"A Loader's {name} is an iterable of indices, not {type(source).__name__}.")
     if isinstance(source, Iterator):
         raise InvalidArgument(

@@ -118,8 +118,8 @@ class Flight {
 struct Shipment {
   Flight flight;
   Tree nest;
-  Groups groups;
-  std::vector<std::size_t> offsets;  ///< of each leaf in the memory
+  Groups groups = {};
+  std::vector<std::size_t> offsets = {};  ///< of each leaf in the memory
 
   /// Where each leaf goes.
   [[nodiscard]] std::vector<std::byte*> destinations() const;
