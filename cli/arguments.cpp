@@ -14,7 +14,6 @@ namespace penstock::cli {
 namespace {
 
 constexpr std::uint64_t kMostRanks = std::uint64_t{1} << 20;
-constexpr std::uint64_t kMostWorkers = 1 << 16;
 
 void add_what(CLI::App& command, FeedOptions& options) {
   add_sources(command, "SOURCES", options.sources,
@@ -80,7 +79,6 @@ void add_account(CLI::App& command, FeedOptions& options) {
   add_file(command, "--report", options.report, "Write a page with pictures to FILE");
   add_json(command, options.json, "the account");
   add_file(command, "--profile", options.profile, "Link profile in place of the stored one");
-  command.add_flag("--ascii", options.ascii, "Draw with ASCII only");
 }
 
 }  // namespace
@@ -101,41 +99,6 @@ void add_feed(CLI::App& app, FeedOptions& options) {
       "  penstock feed fashion-mnist --json -\n"
       "      a dataset by its name, for programs");
 }
-
-namespace {
-
-/// The loader that a feed wraps: its rate, or the seconds of its stages.
-void add_other_loader(CLI::App& command, CLI::Option* samples, PredictOptions& options) {
-  const auto add = [&](const char* name, auto& milliseconds, const char* description) {
-    return add_time(
-        command, name, "milliseconds", 0, kLongestMilliseconds,
-        [&milliseconds](double number) { milliseconds = number; }, description);
-  };
-  CLI::Option* rate =
-      add("--loader-ms", options.loader_ms,
-          "The milliseconds that another loader and its workers take for a batch, as measured")
-          ->needs(samples);
-  CLI::Option* fetch = add("--fetch-ms", options.fetch_ms,
-                           "In place of --loader-ms: the milliseconds in which one process makes the samples "
-                           "of a batch, such as a worker of a DataLoader")
-                           ->needs(samples)
-                           ->excludes(rate);
-  add("--collate-ms", options.collate_ms, "The milliseconds in which it makes the batch of them")
-      ->needs(fetch);
-  add("--waiting-ms", options.waiting_ms,
-      "Of both, the milliseconds in which it waits for a disk or a network, and needs no processor")
-      ->needs(fetch);
-  add("--receive-ms", options.receive_ms,
-      "The milliseconds in which the calling process takes a batch from a worker")
-      ->needs(fetch);
-  add_count(command, "--workers", options.workers, 0, kMostWorkers, "Processes that make the batches", "0")
-      ->needs(fetch);
-  add_count(command, "--processors", options.processors, 1, kMostWorkers,
-            "Processors that the workers and the calling process share", "those of this machine")
-      ->needs(fetch);
-}
-
-}  // namespace
 
 void add_predict(CLI::App& app, PredictOptions& options) {
   CLI::App* command = app.add_subcommand(
@@ -160,12 +123,15 @@ void add_predict(CLI::App& app, PredictOptions& options) {
       ->type_name("KIND|TYPE");
   of_transfer(add_choice(*command, "--path", options.path, "PATH",
                          {"automatic", "direct", "staged", "packed"}, "Path of the transfer"));
-  of_feed(add_count(*command, "--batch", options.batch, 1, kMostCount, "Samples in a batch", "256"));
+  of_feed(add_count(*command, "--batch", options.batch, 1, kMostCount, "Samples in a batch",
+                    "those of the verdict, or 256"));
   of_feed(command->add_flag("--shuffle", options.shuffle, "Samples of a batch lie apart"));
   of_feed(add_time(
       *command, "--step-ms", "milliseconds", 0, kLongestMilliseconds,
       [&options](double number) { options.step_ms = number; }, "The milliseconds of your step for a batch"));
-  add_other_loader(*command, samples, options);
+  of_feed(add_file(*command, "--verdict", options.verdict,
+                   "The feed wraps the loader of this file, which `penstock doctor --loader --json` wrote: "
+                   "also say what numbers of workers would give"));
   of_feed(add_residency(*command, options.residency, "none, all or a fraction such as 0.25"));
   of_feed(add_gather(*command, options.gather));
   of_feed(add_count(*command, "--prefetch", options.prefetch, 1, 64, "Batches that run ahead", "2"));
@@ -183,7 +149,7 @@ void add_predict(CLI::App& app, PredictOptions& options) {
       "  penstock predict 1GiB --from device --to pageable --json -\n"
       "  penstock predict --samples 147KiB --batch 256 --shuffle --step-ms 5 --to float32\n"
       "  penstock predict --samples 1KiB --batch 4096 --shuffle --residency 0.5 --gather zero-copy\n"
-      "  penstock predict --samples 147KiB --step-ms 5 --fetch-ms 80 --collate-ms 10 --workers 4");
+      "  penstock predict --samples 147KiB --step-ms 5 --verdict verdict.json");
 }
 
 }  // namespace penstock::cli

@@ -27,7 +27,6 @@ struct LinkOptions {
   std::string json;  ///< file, "-" for standard output, empty for none
   bool store = true;
   std::string profile;  ///< file in place of the one in the cache
-  bool ascii = false;
 };
 /// Measures the link of a device, or a group of several.
 int run_link(const LinkOptions& options, const Environment& environment);
@@ -40,16 +39,10 @@ struct PredictOptions {
   std::string to;    ///< the same of the destination; empty: device, or the stored type
   std::string path = "automatic";
   std::size_t sample_bytes = 0;  ///< 0: a transfer, otherwise a feed of such samples
-  std::uint64_t batch = 256;
+  std::uint64_t batch = 0;       ///< 0: as in the verdict, or 256
   bool shuffle = false;
-  double step_ms = 0;
-  std::optional<double> loader_ms;  ///< of a loader whose rate was measured, in place of what follows
-  std::optional<double> fetch_ms;
-  double collate_ms = 0;
-  double waiting_ms = 0;
-  double receive_ms = 0;
-  unsigned workers = 0;
-  unsigned processors = 0;  ///< 0: those of this machine
+  std::optional<double> step_ms;
+  std::string verdict;  ///< file about the loader that the feed wraps, empty for none
   std::string residency = "none";
   std::string gather = "automatic";
   std::size_t prefetch = 2;
@@ -98,7 +91,6 @@ struct FeedOptions {
   std::string report;
   std::string json;  ///< file, "-" for standard output, empty for none
   std::string profile;
-  bool ascii = false;
 };
 int run_feed(const FeedOptions& options, const Environment& environment);
 

@@ -178,7 +178,7 @@ int run_feed(const FeedOptions& options, const Environment& environment) {
     throw UsageError(fmt::format("--rank {} with --world-size {}: ranks count from 0 to {}.", options.rank,
                                  options.world_size, options.world_size - 1));
   }
-  const Look look{.unicode = environment.utf8 && !options.ascii, .columns = terminal_columns(STDERR_FILENO)};
+  const Look look{.unicode = environment.utf8, .columns = terminal_columns(STDERR_FILENO)};
   const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
   const SignalWatch watch;
   const Device device = Device::open(options.device, environment.device);

@@ -21,7 +21,7 @@ using ReportProgress = std::function<void(const LinkProgress&)>;
 template <typename Described, typename Measure, typename Report>
 int measure_and_store(const LinkOptions& options, const Environment& environment, const Described& described,
                       Measure&& measure, Report&& report) {
-  const Look look{.unicode = environment.utf8 && !options.ascii, .columns = terminal_columns(STDERR_FILENO)};
+  const Look look{.unicode = environment.utf8, .columns = terminal_columns(STDERR_FILENO)};
   std::filesystem::path file;
   if (options.store) {
     file = profile_file(options.profile, described, environment);

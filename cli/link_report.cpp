@@ -197,22 +197,6 @@ std::string costs(const LinkMeasurement& measurement) {
       profile.streaming_stores ? "streaming" : "cached");
 }
 
-std::string curves(const LinkMeasurement& measurement, const Look& look) {
-  std::vector<PlotCurve> plotted;
-  for (const auto& [title, name] :
-       {std::pair{"pinned H2D", "pinned_h2d"}, std::pair{"staged H2D", "staged_h2d"},
-        std::pair{"driver pageable H2D", "pageable_h2d"}, std::pair{"zero-copy H2D", "zero_copy_h2d"}}) {
-    PlotCurve curve{.name = title, .points = {}};
-    if (const auto* series = measurement.find(name, LinkTiming::call)) {
-      for (const auto& point : series->points) {
-        curve.points.emplace_back(static_cast<double>(point.bytes), rate_of(point) / kGB);
-      }
-    }
-    plotted.push_back(std::move(curve));
-  }
-  return plot(plotted, "GB/s", look);
-}
-
 }  // namespace
 
 std::string link_report(const DeviceInfo& device, const LinkMeasurement& measurement, const Look& look) {
@@ -223,7 +207,7 @@ std::string link_report(const DeviceInfo& device, const LinkMeasurement& measure
   text += bandwidth_table(measurement, look) + "\n" + pinned_table(measurement, look) + "\n" +
           packed_table(measurement, look) + "\n" + gather_table(measurement, look) + "\n" +
           host_gather_table(measurement, look) + "\n" + host_copy_table(measurement, look) + "\n" +
-          costs(measurement) + "\n" + curves(measurement, look);
+          costs(measurement);
   for (const std::string& note : measurement.notes) text += fmt::format("\nnote: {}\n", note);
   return text + fmt::format("\nceiling {} GB/s H2D, {} GB/s D2H\n",
                             format_rate(measurement.profile.ceiling(CopyDirection::h2d)),

@@ -3,7 +3,6 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/device/topology.hpp>
 #include <penstock/loader/loader_options.hpp>
 #include <penstock/transfer/feed_model.hpp>
 
@@ -12,6 +11,10 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -55,6 +58,7 @@ auto checked(const char* option, const Parse& parse) {
 struct Question {
   Question(const PredictOptions& options, const Environment& environment)
       : output("--json", options.json), info(Device::open(options.device, environment.device).info()) {
+    if (!options.verdict.empty()) output.keep_off(options.verdict, "the verdict");
     std::optional<LinkProfile> stored;
     if (!options.profile.empty() || environment.cache_directory) {
       const auto file = profile_file(options.profile, info, environment);
@@ -117,17 +121,45 @@ GatherPath choose_gather(const Question& question, const ModelledField& field, s
   return kernels_pay(rates) ? GatherPath::zero_copy : GatherPath::host;
 }
 
-/// The loader that the feed wraps.
-ModelledLoader parse_loader(const PredictOptions& options) {
-  ModelledLoader loader;
-  loader.fetch_seconds = options.loader_ms.value_or(options.fetch_ms.value_or(0)) / 1000;
-  loader.collate_seconds = options.collate_ms / 1000;
-  loader.waiting_seconds = options.waiting_ms / 1000;
-  loader.receive_seconds = options.receive_ms / 1000;
-  loader.workers = options.workers;
-  loader.processors = options.processors != 0 ? options.processors : host_topology().processors;
-  checked("--waiting-ms", [&] { return predict_loader(loader); });
-  return loader;
+/// What is around the feed.
+struct Surroundings {
+  std::size_t batch = 256;
+  double step_seconds = 0;
+  ModelledLoader loader;  ///< that the feed wraps
+};
+
+Surroundings read_verdict(const std::string& file) {
+  std::ifstream in(file);
+  if (!in) throw Error(fmt::format("{} cannot be read: {}.", file, std::strerror(errno)));
+  try {
+    const json verdict = json::parse(in);
+    const json& stages = verdict.at("stages");
+    const auto seconds = [](const json& value) { return value.is_null() ? 0.0 : value.get<double>(); };
+    ModelledLoader loader;
+    loader.fetch_seconds = seconds(stages.at("fetch"));
+    loader.collate_seconds = seconds(stages.at("collate"));
+    const double made = loader.fetch_seconds + loader.collate_seconds;
+    const json& busy = verdict.at("busy_seconds");
+    if (!busy.is_null()) loader.waiting_seconds = std::max(0.0, made - busy.get<double>());
+    loader.receive_seconds = seconds(verdict.at("receive_seconds"));
+    loader.workers = verdict.at("workers").at("configured").get<unsigned>();
+    loader.processors = verdict.at("workers").at("processors").get<unsigned>();
+    static_cast<void>(predict_loader(loader));
+    const double samples = std::clamp(verdict.at("samples_per_batch").get<double>(), 1.0, 1e12);
+    return {static_cast<std::size_t>(std::lround(samples)), seconds(stages.at("consumer")), loader};
+  } catch (const std::exception& error) {
+    throw Error(
+        fmt::format("{} is not a loader's verdict ({}). Let `penstock doctor --loader FILE.py:NAME "
+                    "--json {}` write one.",
+                    file, error.what(), file));
+  }
+}
+
+Surroundings parse_surroundings(const PredictOptions& options) {
+  Surroundings around = options.verdict.empty() ? Surroundings{} : read_verdict(options.verdict);
+  if (options.batch != 0) around.batch = static_cast<std::size_t>(options.batch);
+  if (options.step_ms) around.step_seconds = *options.step_ms / 1000;
+  return around;
 }
 
 /// What numbers of workers would give: seconds of a batch of the feed.
@@ -213,12 +245,12 @@ std::string feed_text(const ModelledFeed& feed, const FeedPrediction& batch, con
 int predict_feed_of(const PredictOptions& options, const Environment& environment) {
   ModelledField field = parse_field(options);
   Question question(options, environment);
-  if (field.path == GatherPath::automatic)
-    field.path = choose_gather(question, field, static_cast<std::size_t>(options.batch));
+  const Surroundings around = parse_surroundings(options);
+  if (field.path == GatherPath::automatic) field.path = choose_gather(question, field, around.batch);
   const ModelledFeed feed{.fields = {field},
-                          .batch = static_cast<std::size_t>(options.batch),
-                          .step_seconds = options.step_ms / 1000,
-                          .loader = parse_loader(options),
+                          .batch = around.batch,
+                          .step_seconds = around.step_seconds,
+                          .loader = around.loader,
                           .prefetch_depth = options.prefetch,
                           .threads = options.threads};
   const FeedPrediction batch = predict_feed(question.profile, question.info.tuning, feed);
@@ -242,7 +274,7 @@ int predict_feed_of(const PredictOptions& options, const Environment& environmen
              {"limited_by", feed_limit_name(batch.limited_by)},
              {"measured", question.profile.measured}};
   std::string text = feed_text(feed, batch, question.info.spec);
-  if (options.fetch_ms) {
+  if (!options.verdict.empty()) {
     const WorkersCurve curve = predict_workers(question, feed);
     value["workers"] = workers_json(curve, feed);
     text += workers_text(curve, feed);

@@ -91,7 +91,6 @@ void add_link(CLI::App& app, LinkOptions& options) {
       add_off_flag(*command, "--no-store", options.store, "Leave the stored profile as it is");
   add_file(*command, "--profile", options.profile, "Store the profile here instead of in the user's cache")
       ->excludes(no_store);
-  command->add_flag("--ascii", options.ascii, "Draw with ASCII only");
   command->callback([&options, most] {
     constexpr std::size_t kQuickBytes = 256 * kMiB;
     if (options.quick && most->count() == 0) options.max_bytes = kQuickBytes;

@@ -41,15 +41,6 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-struct PlotCurve {
-  std::string name;
-  /// x ascending and positive, y not negative.
-  std::vector<std::pair<double, double>> points;
-};
-
-/// Curves over a logarithmic axis of bytes, from 0 upwards, with a legend. Empty if there is nothing to draw.
-[[nodiscard]] std::string plot(const std::vector<PlotCurve>& curves, std::string_view unit, const Look& look);
-
 /// Shows progress on stderr: a bar that is redrawn on a terminal, elsewhere a line for each step.
 class Progress {
  public:

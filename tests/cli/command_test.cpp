@@ -207,13 +207,14 @@ TEST(CommandLink, DrawsInUnicodeOnATerminalThatHasIt) {
   command.environment.emplace_back("LANG=C.UTF-8");
   const CommandResult result = command.run_on_terminal(measure_and({"--no-store"}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_THAT(result.output, HasSubstr("└"));
+  EXPECT_THAT(result.output, HasSubstr("─"));
   EXPECT_THAT(result.errors, HasSubstr("\r"));
   EXPECT_THAT(result.errors, HasSubstr("█"));
   EXPECT_THAT(result.errors, ::testing::EndsWith("\r\033[K")) << "the bar goes when it is done";
   EXPECT_TRUE(files_below(command.home()).empty());
-  const CommandResult ascii = command.run(measure_and({"--no-store", "--ascii"}));
-  EXPECT_THAT(ascii.output, Not(HasSubstr("└")));
+  command.environment.back() = "LANG=C";
+  const CommandResult ascii = command.run(measure_and({"--no-store"}));
+  EXPECT_THAT(ascii.output, Not(HasSubstr("─")));
 }
 
 TEST(CommandLink, PutsTheProfileWhereItIsTold) {
@@ -304,10 +305,9 @@ TEST(CommandPredict, PrintsTimeAndPath) {
 TEST(CommandPredict, AsksTheModelForAFeed) {
   const Command command;
   const CommandResult result = command.run(
-      {"predict",     "--samples", "8KiB",     "--batch",   "128",        "--shuffle",   "--from",
-       "int16",       "--to",      "float32",  "--step-ms", "2",          "--loader-ms", "0.5",
-       "--residency", "25%",       "--gather", "host",      "--prefetch", "3",           "--threads",
-       "2",           "--device",  "host",     "--json",    "-"});
+      {"predict",    "--samples", "8KiB",      "--batch", "128",         "--shuffle", "--from",   "int16",
+       "--to",       "float32",   "--step-ms", "2",       "--residency", "25%",       "--gather", "host",
+       "--prefetch", "3",         "--threads", "2",       "--device",    "host",      "--json",   "-"});
   ASSERT_EQ(result.status, 0) << result.errors;
   const DeviceInfo info = Device::open("host").info();
   const FeedPrediction expected = predict_feed(LinkProfile::defaults(info), info.tuning,
@@ -318,14 +318,13 @@ TEST(CommandPredict, AsksTheModelForAFeed) {
                                                             .resident = 0.25}},
                                                 .batch = 128,
                                                 .step_seconds = 2e-3,
-                                                .loader = {.fetch_seconds = 0.5e-3},
                                                 .prefetch_depth = 3,
                                                 .threads = 2});
   const json value = json::parse(result.output);
   EXPECT_EQ(value["seconds"], expected.seconds);
   EXPECT_EQ(value["samples_per_second"], 128 / expected.seconds);
   EXPECT_EQ(value["step_seconds"], 2e-3);
-  EXPECT_EQ(value["loader_seconds"], 0.5e-3);
+  EXPECT_EQ(value["loader_seconds"], 0);
   EXPECT_EQ(value["stall_seconds"], expected.stall_seconds);
   EXPECT_EQ(value["exposed_transfer_seconds"], expected.exposed_transfer_seconds);
   EXPECT_EQ(value["gather_seconds"], expected.gather_seconds);
@@ -340,10 +339,11 @@ TEST(CommandPredict, AsksTheModelForAFeed) {
 
 TEST(CommandPredict, TellsWhatWorkersWouldGive) {
   const Command command;
-  const std::vector<std::string> words{
-      "predict", "--samples",    "8KiB", "--batch",      "100", "--fetch-ms", "800", "--collate-ms",
-      "200",     "--waiting-ms", "900",  "--receive-ms", "2",   "--workers",  "3",   "--processors",
-      "2",       "--device",     "host"};
+  const std::string file = (command.home() / "verdict.json").string();
+  std::ofstream(file)
+      << R"({"samples_per_batch": 99.6, "stages": {"fetch": 0.8, "collate": 0.2, "consumer": null},
+    "busy_seconds": 0.1, "receive_seconds": 0.002, "workers": {"configured": 3, "processors": 2}})";
+  const std::vector<std::string> words{"predict", "--samples", "8KiB", "--verdict", file, "--device", "host"};
   const CommandResult result = command.run(words);
   ASSERT_EQ(result.status, 0) << result.errors;
   for (const char* line : {"\n  loader           33", "\n  workers     a batch every   samples/s\n",
@@ -366,13 +366,47 @@ TEST(CommandPredict, TellsWhatWorkersWouldGive) {
   EXPECT_EQ(value["workers"]["pays"], 32) << "two processors have 102 ms of each batch to do";
 }
 
-TEST(CommandPredict, TakesTheMachinesProcessorsForWorkers) {
+TEST(CommandPredict, TakesTheStepAndTheBatchOfAVerdict) {
   const Command command;
-  const json value = json::parse(
-      command.run({"predict", "--samples", "8KiB", "--fetch-ms", "800", "--device", "host", "--json", "-"})
-          .output);
-  EXPECT_EQ(value["workers"]["processors"], host_topology().processors);
-  EXPECT_EQ(value["workers"]["given"], 0);
+  const std::string file = (command.home() / "verdict.json").string();
+  std::ofstream(file)
+      << R"({"samples_per_batch": 64, "stages": {"fetch": 0.8, "collate": 0.2, "consumer": 1.5},
+    "busy_seconds": null, "receive_seconds": null, "workers": {"configured": 2, "processors": 8}})";
+  const auto predicted = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"predict",  "--samples", "8KiB",   "--verdict", file,
+                                   "--device", "host",      "--json", "-"};
+    words.insert(words.end(), more.begin(), more.end());
+    const CommandResult result = command.run(words);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return json::parse(result.output);
+  };
+  const json told = predicted({});
+  EXPECT_EQ(told["batch"], 64);
+  EXPECT_EQ(told["step_seconds"], 1.5);
+  EXPECT_EQ(told["limited_by"], "consumer");
+  EXPECT_EQ(told["workers"]["processors"], 8);
+  const json given = predicted({"--batch", "32", "--step-ms", "2"});
+  EXPECT_EQ(given["batch"], 32);
+  EXPECT_EQ(given["step_seconds"], 2e-3);
+  EXPECT_EQ(given["limited_by"], "loader");
+}
+
+TEST(CommandPredict, RefusesWhatIsNoVerdict) {
+  const Command command;
+  const std::string file = (command.home() / "verdict.json").string();
+  const auto refused = [&](const std::string& text, const std::string& reason) {
+    std::ofstream(file) << text;
+    expect_complaint(command.run({"predict", "--samples", "8KiB", "--verdict", file}), 1, reason);
+  };
+  expect_complaint(command.run({"predict", "--samples", "8KiB", "--verdict", file}), 1, "cannot be read");
+  refused("{}", "penstock doctor --loader FILE.py:NAME --json");
+  refused("not JSON", "is not a loader's verdict");
+  refused(R"({"samples_per_batch": 64, "stages": {"fetch": -1, "collate": 0.2, "consumer": 1.5},
+    "busy_seconds": null, "receive_seconds": null, "workers": {"configured": 2, "processors": 8}})",
+          "is not a loader's verdict");
+  expect_complaint(
+      command.run({"predict", "--samples", "8KiB", "--verdict", file, "--device", "host", "--json", file}), 2,
+      "would overwrite the verdict");
 }
 
 TEST(CommandPredict, ChoosesAFeedsGatherAsALoaderDoes) {
@@ -429,11 +463,7 @@ TEST(CommandPredict, RefusesAFeedThatCannotBe) {
   refused({"--samples", "1KiB", "--residency", "auto"}, "name a fraction");
   refused({"--samples", "1KiB", "--residency", "half"}, "--residency");
   refused({"--samples", "1KiB", "--gather", "hand"}, "--gather");
-  refused({"--samples", "1KiB", "--workers", "2"}, "--fetch-ms");
-  refused({"1MiB", "--fetch-ms", "2"}, "--samples");
-  refused({"--samples", "1KiB", "--fetch-ms", "2", "--loader-ms", "2"}, "excludes");
-  refused({"--samples", "1KiB", "--fetch-ms", "2", "--waiting-ms", "3"}, "--waiting-ms");
-  refused({"--samples", "1KiB", "--fetch-ms", "2", "--processors", "0"}, "--processors");
+  refused({"1MiB", "--verdict", "verdict.json"}, "--samples");
 }
 
 }  // namespace

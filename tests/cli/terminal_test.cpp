@@ -43,42 +43,6 @@ TEST(TableText, LinesUpColumns) {
   EXPECT_THAT(table.text({.unicode = true, .columns = 80}), HasSubstr("─────  ──────"));
 }
 
-TEST(Plot, RisesFromLeftToRight) {
-  PlotCurve curve{.name = "rising", .points = {}};
-  for (double x = 4096; x <= 1073741824; x *= 2) curve.points.emplace_back(x, 56 * x / (x + 200e3));
-  const auto lines = lines_of(plot({curve}, "GB/s", {.unicode = false, .columns = 80}));
-  ASSERT_EQ(lines.size(), 1u + 16 + 1 + 1 + 1);
-  std::vector<std::size_t> first;
-  for (std::size_t y = 1; y <= 16; ++y) {
-    EXPECT_LE(lines[y].size(), 80u);
-    const auto at = lines[y].find('*');
-    if (at != std::string::npos) first.push_back(at);
-  }
-  EXPECT_TRUE(std::is_sorted(first.rbegin(), first.rend())) << "higher means further right";
-  EXPECT_GT(first.size(), 8u);
-  EXPECT_EQ(first.back(), 7u) << "it begins at the axis";
-  EXPECT_THAT(lines[1], HasSubstr("60 +"));
-  EXPECT_THAT(lines[18], HasSubstr("4 KiB"));
-  EXPECT_THAT(lines[18], HasSubstr("1 GiB"));
-  EXPECT_THAT(lines[19], HasSubstr("* rising"));
-}
-
-TEST(Plot, HasAMarkPerCurve) {
-  const PlotCurve high{.name = "high", .points = {{4096, 10}, {8192, 10}}};
-  const PlotCurve low{.name = "low", .points = {{4096, 1}, {8192, 1}}};
-  const std::string text = plot({high, low}, "GB/s", {.unicode = true, .columns = 60});
-  EXPECT_THAT(text, HasSubstr("● high"));
-  EXPECT_THAT(text, HasSubstr("▲ low"));
-  EXPECT_THAT(text, HasSubstr("●●●"));
-  EXPECT_THAT(text, HasSubstr("▲▲▲"));
-}
-
-TEST(Plot, DrawsNothingOfNothing) {
-  EXPECT_EQ(plot({}, "GB/s", {}), "");
-  EXPECT_EQ(plot({{.name = "empty", .points = {}}}, "GB/s", {}), "");
-  EXPECT_NE(plot({{.name = "one", .points = {{4096, 0}}}}, "GB/s", {}), "");
-}
-
 TEST(ProgressLine, FillsAndFits) {
   const Look ascii{.unicode = false, .columns = 60};
   EXPECT_EQ(Progress::line(0, "a", ascii), "[                    ]   0 % a");

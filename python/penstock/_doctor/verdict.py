@@ -363,6 +363,7 @@ class LoaderVerdict:
             "stages": stages(timings),
             "ceilings": {name: None if left is None else _rate(left) for name, left in ceilings(timings).items()},
             "busy_seconds": timings.busy,
+            "receive_seconds": timings.receive,
             "workers": {
                 "configured": timings.workers,
                 "pays": workers_that_pay(timings.with_one_thread()),
