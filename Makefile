@@ -49,7 +49,7 @@ python: ## Install the Python package into .venv
 	@tools/python.sh install
 
 wheel: ## Make wheels that need no other package, audit and try them: build/wheels
-	@tools/setup.sh python report
+	@tools/setup.sh python
 	@tools/wheels.sh build
 	@tools/wheels.sh check
 

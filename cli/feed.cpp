@@ -1,5 +1,4 @@
 #include "cli/shared/output.hpp"
-#include "cli/shared/page.hpp"
 #include "cli/shared/signals.hpp"
 #include "feed_fields.hpp"
 #include "feed_report.hpp"
@@ -87,12 +86,11 @@ Inputs find_inputs(const FeedOptions& options, const DeviceInfo& device, const E
 
 /// The files that a feed writes. Checked before the feed, so that an unwritable one does not waste it.
 struct Outputs {
-  Outputs(const FeedOptions& options, const Inputs& inputs, const Environment& environment)
+  Outputs(const FeedOptions& options, const Inputs& inputs)
       : json("--json", options.json), report("--report", options.report) {
     report.keep_off(options.json, "the file of --json");
     for (OutputFile* file : {&json, &report}) {
       for (const auto& input : inputs.files) file->keep_off(input, "the dataset");
-      for (const auto& library : environment.chart_libraries) file->keep_off(library, "the chart library");
       file->keep_off(inputs.profile, "the link profile");
     }
   }
@@ -116,28 +114,23 @@ void print_plan(const FeedAccount& account) {
 }
 
 /// The text that is printed at the end.
-std::string account_text(const FeedAccount& account, const Look& page, bool report, bool pictures) {
+std::string account_text(const FeedAccount& account, const Look& page, bool report) {
   std::string text = account.options.json == "-" ? "" : feed_text(account, page);
-  if (!report) return text;
-  if (!pictures) text += fmt::format("The report has no pictures: {}.\n", kNoChartLibrary);
-  return text + fmt::format("The report is in {}.\n", account.options.report);
+  if (report) text += fmt::format("The report is in {}.\n", account.options.report);
+  return text;
 }
 
 /// Writes JSON, the report and the printed text, also if the feed ended early or one of them cannot be
 /// written. The terminal comes last, so that a blocked one does not keep files from being written.
-void write_account(const FeedAccount& account, Outputs& outputs, const Environment& environment,
-                   const Look& page) {
+void write_account(const FeedAccount& account, Outputs& outputs, const Look& page) {
   bool report = false;
-  bool pictures = false;
   const auto write_report = [&] {
     if (!outputs.report) return;
-    const auto library = chart_library(environment.chart_libraries);
-    outputs.report.write(feed_report(account, library));
+    outputs.report.write(feed_report(account));
     report = true;
-    pictures = library.has_value();
   };
   const auto tell = [&] {
-    const std::string text = account_text(account, page, report, pictures);
+    const std::string text = account_text(account, page, report);
     outputs.json.is_standard_output() ? say(text) : print(text);
   };
   run_all({[&] { outputs.json.write(feed_json(account)); }, write_report, tell});
@@ -183,7 +176,7 @@ int run_feed(const FeedOptions& options, const Environment& environment) {
   const SignalWatch watch;
   const Device device = Device::open(options.device, environment.device);
   const Inputs inputs = find_inputs(options, device.info(), environment);
-  Outputs outputs(options, inputs, environment);
+  Outputs outputs(options, inputs);
 
   FeedAccount account;
   account.options = options;
@@ -194,7 +187,7 @@ int run_feed(const FeedOptions& options, const Environment& environment) {
   } catch (const std::exception&) {
     if (!account.epochs.empty()) {
       try {
-        write_account(account, outputs, environment, page);
+        write_account(account, outputs, page);
       } catch (const std::exception& also) {
         say(fmt::format("penstock: {}\n", also.what()));
       }
@@ -202,7 +195,7 @@ int run_feed(const FeedOptions& options, const Environment& environment) {
     throw;
   }
   try {
-    write_account(account, outputs, environment, page);
+    write_account(account, outputs, page);
   } catch (const Interrupted&) {
     say("penstock: interrupted; the account was not written completely\n");
     return kInterruptedStatus;

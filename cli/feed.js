@@ -4,26 +4,25 @@
 
   function drawShares() {
     if (data.shares.length === 0) return hide("shares-section");
-    const right = 64;
     const { svg, width, height } = canvas("shares", data.shares.length * 30 + 30);
-    const x = d3.scaleLinear([0, 1], [LEFT, width - right]);
-    svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 24})`)
-      .call(d3.axisBottom(x).ticks(Math.min(10, ticksFor(width))).tickFormat((share) => d3.format(".0f")(100 * share) + " %"));
-    const line = svg.selectAll(".row").data(data.shares).enter().append("g")
-      .attr("transform", (_, i) => `translate(0,${i * 30 + 2})`);
-    line.append("text").attr("x", 0).attr("y", 17).text((row) => row.name);
-    line.append("text").attr("x", width).attr("y", 17).attr("text-anchor", "end")
-      .text((row) => formatPercent(row.parts[0].share));
-    line.append("rect").attr("class", "back").attr("x", LEFT).attr("width", x(1) - LEFT).attr("height", 24);
-    line.each(function (row) {
+    const x = linear([0, 1], [LEFT, width - 64]);
+    axisBelow(svg, height - 24, x, ticksOf(x, Math.min(10, ticksFor(width))), (share) => round(100 * share) + " %");
+    data.shares.forEach((row, i) => {
+      const line = draw(svg, "g", { transform: `translate(0,${i * 30 + 2})` });
+      draw(line, "text", { y: 17 }, row.name);
+      draw(line, "text", { x: width, y: 17, "text-anchor": "end" }, formatPercent(row.parts[0].share));
+      draw(line, "rect", { class: "back", x: LEFT, width: x(1) - LEFT, height: 24 });
       let begin = 0;
-      const parts = row.parts.map((part) => ({ ...part, begin: (begin += part.share) - part.share }));
-      const marks = d3.select(this).selectAll(".mark").data(parts.filter((part) => part.seconds > 0)).enter().append("rect")
-        .attr("class", (part) => "mark " + part.kind).attr("x", (part) => x(part.begin))
-        .attr("width", (part) => Math.max(1, x(part.begin + part.share) - x(part.begin))).attr("height", 24);
-      explain(marks, (part) => `${part.name}\n${formatSeconds(part.seconds)}, ${formatPercent(part.share)} of the time`);
+      for (const part of row.parts) {
+        const end = begin + part.share;
+        if (part.seconds > 0) {
+          const mark = draw(line, "rect", { class: "mark " + part.kind, x: x(begin), width: Math.max(1, x(end) - x(begin)), height: 24 });
+          explain(mark, () => `${part.name}\n${formatSeconds(part.seconds)}, ${formatPercent(part.share)} of the time`);
+        }
+        begin = end;
+      }
     });
-    legend("shares-legend", "shares", data.shares.flatMap((row) => row.parts.map((part) => [part.kind, part.name])));
+    legend("shares-legend", drawn("shares", data.shares.flatMap((row) => row.parts.map((part) => [part.kind, part.name]))));
   }
 
   function rowsOf(batches, following) {
@@ -70,26 +69,25 @@
       top += row.height + 8;
     }
     const { svg, width } = canvas("timeline", top + 26);
-    const edges = rows.flatMap((row) => row.bars.flatMap((bar) => [bar.begin, bar.end]));
-    const x = d3.scaleLinear(d3.extent(edges), [LEFT, width - 8]);
-    svg.append("g").attr("class", "axis").attr("transform", `translate(0,${top})`)
-      .call(d3.axisBottom(x).ticks(ticksFor(width)).tickFormat(tickFormat(x)));
-    const group = svg.selectAll(".rows").data(rows).enter().append("g").attr("transform", (row) => `translate(0,${row.top})`);
-    group.append("rect").attr("class", "back").attr("x", LEFT).attr("width", width - 8 - LEFT).attr("height", (row) => row.height);
-    group.append("text").attr("y", (row) => row.height / 2 + 4).text((row) => row.name);
-    group.each(function (row) {
-      const height = (row.height - 4) / row.lines;
-      const marks = d3.select(this).selectAll(".mark").data(row.bars).enter().append("rect")
-        .attr("class", (bar) => `mark ${bar.kind}${bar.batch.batch % 2 ? " odd" : ""}`)
-        .attr("x", (bar) => x(bar.begin)).attr("y", (bar) => 2 + bar.line * height)
-        .attr("width", (bar) => Math.max(1, x(bar.end) - x(bar.begin))).attr("height", height - 1);
-      explain(marks, describeBar);
-    });
-    legend("timeline-legend", "timeline", [["gather", "host gather"], ["transfer", "transfer"],
-      ["kernel", "device gather"], ["stall", "your step waits for data"], ["compute", "your step works"]]);
-    const first = all[from];
     const bars = rows.flatMap((row) => row.bars);
-    const seconds = (kind) => d3.sum(bars, (bar) => bar.kind === kind ? bar.end - bar.begin : 0);
+    const edges = bars.flatMap((bar) => [bar.begin, bar.end]);
+    const x = linear([Math.min(...edges), Math.max(...edges)], [LEFT, width - 8]);
+    axisBelow(svg, top, x, ticksOf(x, ticksFor(width)), timeFormat(x));
+    for (const row of rows) {
+      const group = draw(svg, "g", { transform: `translate(0,${row.top})` });
+      draw(group, "rect", { class: "back", x: LEFT, width: width - 8 - LEFT, height: row.height });
+      draw(group, "text", { y: row.height / 2 + 4 }, row.name);
+      const height = (row.height - 4) / row.lines;
+      for (const bar of row.bars) {
+        const mark = draw(group, "rect", { class: `mark ${bar.kind}${bar.batch.batch % 2 ? " odd" : ""}`, x: x(bar.begin),
+          y: 2 + bar.line * height, width: Math.max(1, x(bar.end) - x(bar.begin)), height: height - 1 });
+        explain(mark, () => describeBar(bar));
+      }
+    }
+    legend("timeline-legend", drawn("timeline", [["gather", "host gather"], ["transfer", "transfer"],
+      ["kernel", "device gather"], ["stall", "your step waits for data"], ["compute", "your step works"]]));
+    const first = all[from];
+    const seconds = (kind) => bars.reduce((sum, bar) => bar.kind === kind ? sum + bar.end - bar.begin : sum, 0);
     document.getElementById("window-text").textContent = `epoch ${first.epoch + 1}, batch ${first.batch + 1} and after: ` +
       `${formatPercent(seconds("stall") / Math.max(1e-12, seconds("stall") + seconds("compute")))} waiting`;
   }
@@ -113,28 +111,25 @@
     const rates = data.marks.length > 2 ? ratesOf(data.marks) : [];
     if (rates.length < 2) return hide("rate-section");
     const { svg, width, height } = canvas("rate", 240);
-    const x = d3.scaleLinear([0, rates[rates.length - 1].seconds], [56, width - 8]);
-    const y = d3.scaleLinear([0, d3.max(rates, (rate) => rate.rate) * 1.08], [height - 26, 26]).nice();
-    svg.append("g").attr("class", "axis grid").attr("transform", "translate(56,0)")
-      .call(d3.axisLeft(y).ticks(5).tickSize(-(width - 64)).tickFormat(formatRate));
-    svg.append("text").attr("x", 0).attr("y", 11).text("samples/s");
-    svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 26})`)
-      .call(d3.axisBottom(x).ticks(ticksFor(width)).tickFormat(tickFormat(x)));
-    svg.selectAll(".epoch").data(data.epochs.slice(1)).enter().append("line").attr("class", "epoch")
-      .attr("x1", (begin) => x(begin)).attr("x2", (begin) => x(begin)).attr("y1", y.range()[1]).attr("y2", y.range()[0]);
-    const steps = [{ seconds: 0, rate: rates[0].rate }, ...rates];
-    svg.append("path").attr("class", "area").datum(steps)
-      .attr("d", d3.area().x((d) => x(d.seconds)).y0(y(0)).y1((d) => y(d.rate)).curve(d3.curveStepBefore));
-    svg.append("path").attr("class", "line").datum(steps)
-      .attr("d", d3.line().x((d) => x(d.seconds)).y((d) => y(d.rate)).curve(d3.curveStepBefore));
-    const hits = svg.selectAll(".hit").data(rates).enter().append("rect").attr("fill", "transparent")
-      .attr("x", (d) => x(d.begin)).attr("width", (d) => Math.max(1, x(d.seconds) - x(d.begin)))
-      .attr("y", 0).attr("height", y(0));
-    explain(hits, (d) => `${formatRate(d.rate)} samples/s\n${d3.format(".3~r")(d.bytes / 1e9)} GB/s delivered\n` +
-      `${formatSeconds(d.begin)} to ${formatSeconds(d.seconds)}`);
+    const x = linear([0, rates[rates.length - 1].seconds], [56, width - 8]);
+    const most = 1.08 * Math.max(...rates.map((rate) => rate.rate));
+    const step = tickStep(most, 5);
+    const y = linear([0, step * Math.ceil(most / step)], [height - 26, 26]);
+    gridLines(svg, 56, width - 8, y, ticksOf(y, 5), formatRate);
+    draw(svg, "text", { y: 11 }, "samples/s");
+    axisBelow(svg, height - 26, x, ticksOf(x, ticksFor(width)), timeFormat(x));
+    for (const begin of data.epochs.slice(1)) draw(svg, "line", { class: "epoch", x1: x(begin), x2: x(begin), y1: 26, y2: y(0) });
+    const line = `M${x(0)},` + rates.map((rate) => `${y(rate.rate)}H${x(rate.seconds)}`).join("V");
+    draw(svg, "path", { class: "area", d: `${line}V${y(0)}H${x(0)}Z` });
+    draw(svg, "path", { class: "line", d: line });
+    for (const rate of rates) {
+      const hit = draw(svg, "rect", { fill: "transparent", x: x(rate.begin), width: Math.max(1, x(rate.seconds) - x(rate.begin)), height: y(0) });
+      explain(hit, () => `${formatRate(rate.rate)} samples/s\n${round(rate.bytes / 1e9)} GB/s delivered\n` +
+        `${formatSeconds(rate.begin)} to ${formatSeconds(rate.seconds)}`);
+    }
   }
 
-  function draw() {
+  function drawAll() {
     drawShares();
     drawTimeline();
     drawRate();
@@ -146,5 +141,5 @@
   slider.value = data.window;
   slider.addEventListener("input", drawTimeline);
   document.getElementById("window-size").addEventListener("change", drawTimeline);
-  drawAtEachWidth(draw);
+  drawAtEachWidth(drawAll);
 })();

@@ -163,7 +163,7 @@ std::string machine_table(const FeedAccount& account) {
        {"penstock", PENSTOCK_VERSION}});
 }
 
-std::string notes(const FeedAccount& account, bool pictures) {
+std::string notes(const FeedAccount& account) {
   std::string html;
   const auto note = [&](const char* kind, const std::string& text) {
     html += fmt::format("<p class=\"note {}\">{}</p>\n", kind, prose(text));
@@ -181,7 +181,6 @@ std::string notes(const FeedAccount& account, bool pictures) {
     note("", fmt::format("The link's ceiling is not known. `penstock link --device {}` measures it.",
                          account.device.spec));
   }
-  if (!pictures) note("", std::string(kNoPictures));
   return html;
 }
 
@@ -259,14 +258,14 @@ std::string command_html(const std::vector<std::string>& words) {
 
 }  // namespace
 
-std::string feed_report(const FeedAccount& account, const std::optional<std::string>& chart_library) {
+std::string feed_report(const FeedAccount& account) {
   std::string fields;
   for (const std::string& field : account.fields) fields += fmt::format("<li>{}</li>\n", escaped(field));
   const std::string sentence = account.total.sentence();
   const std::size_t end = std::min(sentence.find(". "), sentence.size() - 1) + 1;
   const std::string advice =
       joined({sentence.substr(std::min(end + 1, sentence.size())), step_advice(account)});
-  const PageParts parts = page_parts(chart_library, "", kFeedScript);
+  const PageParts parts = page_parts("", kFeedScript);
   return filled(kFeedPage,
                 {{"title", escaped(joined(account.options.sources)) + " to " + escaped(account.device.name)},
                  {"css", parts.style},
@@ -274,7 +273,7 @@ std::string feed_report(const FeedAccount& account, const std::optional<std::str
                  {"advice", prose(advice)},
                  {"date", escaped(when(account.started))},
                  {"command", command_html(account.options.command_line)},
-                 {"notes", notes(account, chart_library.has_value())},
+                 {"notes", notes(account)},
                  {"tiles", tiles(account)},
                  {"epochs", epochs_table(account)},
                  {"account", account_table(account)},

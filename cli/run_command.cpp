@@ -36,7 +36,7 @@ std::vector<std::filesystem::path> split_paths(const char* value) {
   return paths;
 }
 
-Environment read_environment(const std::filesystem::path& chart_library, const std::string& python) {
+Environment read_environment(const std::string& python) {
   const auto absolute = [](const char* name) -> std::optional<std::filesystem::path> {
     const char* value = std::getenv(name);
     if (value == nullptr || !std::filesystem::path(value).is_absolute()) return std::nullopt;
@@ -51,11 +51,6 @@ Environment read_environment(const std::filesystem::path& chart_library, const s
   }
   environment.dataset_directories = split_paths(std::getenv("PENSTOCK_DATA"));
   environment.dataset_directories.emplace_back("/usr/share/datasets");
-  environment.chart_libraries = split_paths(std::getenv("PENSTOCK_D3"));
-  if (environment.chart_libraries.empty()) {
-    environment.chart_libraries = {"/usr/share/nodejs/d3/dist/d3.min.js"};
-    if (!chart_library.empty()) environment.chart_libraries.push_back(chart_library);
-  }
   environment.utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
   return environment;
 }
@@ -185,8 +180,7 @@ std::string answer(const CLI::App& app, const CLI::Success& success) {
   return text.str();
 }
 
-int run(const std::vector<std::string>& arguments, const std::filesystem::path& chart_library,
-        const std::string& python) {
+int run(const std::vector<std::string>& arguments, const std::string& python) {
   CLI::App app("Feeds GPUs: moves data from CPU memory to a GPU as fast as the link allows.", "penstock");
   app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
   app.require_subcommand(1);
@@ -233,7 +227,7 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
   } catch (const CLI::ParseError& error) {
     return complain(usage_text(error, arguments, commands), kUsage);
   }
-  const Environment environment = read_environment(chart_library, python);
+  const Environment environment = read_environment(python);
   if (app.got_subcommand("doctor")) return run_doctor(doctor, environment);
   if (app.got_subcommand("info")) return run_info(info, environment);
   if (app.got_subcommand("link")) return run_link(link, environment);
@@ -244,12 +238,11 @@ int run(const std::vector<std::string>& arguments, const std::filesystem::path& 
 
 }  // namespace
 
-int run_command(const std::vector<std::string>& arguments, const std::filesystem::path& chart_library,
-                const std::string& python) {
+int run_command(const std::vector<std::string>& arguments, const std::string& python) {
   prepare_standard_streams();
   set_log_sink(warn);
   try {
-    return run(arguments, chart_library, python);
+    return run(arguments, python);
   } catch (const Interrupted& interrupted) {
     return complain(fmt::format("interrupted; {}", interrupted.outcome), kInterrupted);
   } catch (const UsageError& error) {

@@ -12,7 +12,6 @@ if [ ${#sources[@]} -eq 0 ]; then
   fi
   sources=(fashion-mnist)
 fi
-tools/setup.sh report || echo "Going on without it: the report will have tables, but no pictures." >&2
 
 command=build/release/penstock
 mkdir -p build/demo

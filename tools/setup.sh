@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Provides the needs of a target: setup.sh GROUP...
 #
-# Groups: build, test, bench, python, lint, tsan, demo, report, pages. Installs missing packages with apt-get if that
+# Groups: build, test, bench, python, lint, tsan, demo, pages. Installs missing packages with apt-get if that
 # is allowed. Otherwise names them and exits with a non-zero status.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -67,8 +67,6 @@ lint   | clang-format 19                     | clang-format-19              | ha
 lint   | clang-tidy 19                       | clang-tidy-19                | has_command run-clang-tidy-19
 tsan   | clang 19 with its thread sanitizer  | clang-19 libclang-rt-19-dev  | has_thread_sanitizer
 demo   | the Fashion-MNIST dataset           | dataset-fashion-mnist        | has_files /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz
-report | d3, which draws pictures of a report | node-d3                      | has_files /usr/share/nodejs/d3/dist/d3.min.js
-pages  | d3, which draws pictures of a report | node-d3                      | has_files /usr/share/nodejs/d3/dist/d3.min.js
 pages  | a browser without a window          | chromium-headless-shell      | has_browser
 '
 
@@ -98,7 +96,7 @@ stop() {
 }
 
 for group in "$@"; do
-  [[ $group =~ ^(build|test|bench|python|lint|tsan|demo|report|pages)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
+  [[ $group =~ ^(build|test|bench|python|lint|tsan|demo|pages)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
 done
 
 find_missing "$@"

@@ -46,9 +46,8 @@ make_tools() {
 }
 
 build() {
-  local d3=/usr/share/nodejs/d3/dist/d3.min.js version python unwinder
+  local version python unwinder
   local versions=${VERSIONS:-3.10 3.11 3.12}
-  [ -e "$d3" ] || stop "d3, which draws the pictures of a report, is not here: tools/setup.sh report"
   for version in $versions; do
     find_python "$version" >/dev/null || stop "there is no Python $version with its headers here"
   done
@@ -62,7 +61,6 @@ build() {
     # library: glibc uses it to end a thread, and its notes cannot be read by another one that is linked in.
     CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" LDFLAGS=$unwinder CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} quietly \
       "$python" -m pip wheel --no-deps --wheel-dir "$wheels/raw" \
-      --config-settings "cmake.define.PENSTOCK_D3=$d3" \
       --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG" \
       --config-settings "cmake.define.CLI11_ROOT=$headers/cli11" \
       --config-settings "cmake.define.nlohmann_json_ROOT=$headers/nlohmann_json" \
@@ -101,7 +99,7 @@ audit() {
   local contents part
   contents=$("$tools/bin/python" -m zipfile --list "$wheel")
   for part in dist-info/licenses/LICENSE dist-info/licenses/python/LICENSES-bundled.txt \
-    penstock/d3.min.js penstock/libpenstock_recorder.so penstock/py.typed; do
+    penstock/libpenstock_recorder.so penstock/py.typed; do
     grep -q "$part" <<<"$contents" || stop "$(basename "$wheel") has no $part"
   done
 }
@@ -129,7 +127,7 @@ END
   env -i "$bin/penstock" --version
   env -i "$bin/penstock" info >/dev/null
   env -i "$bin/penstock" feed "$work/samples.npy" --shuffle --verify --report "$work/report.html" >/dev/null 2>&1
-  grep -q 'https://d3js.org v' "$work/report.html" || stop "the report of $1 has no pictures"
+  grep -q drawTimeline "$work/report.html" || stop "the report of $1 has no pictures"
   rm -rf "$work"
 }
 

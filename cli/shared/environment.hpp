@@ -15,7 +15,6 @@ struct Environment {
   DeviceOptions device;                                    ///< PENSTOCK_LIBCUDA
   std::optional<std::filesystem::path> cache_directory;    ///< XDG_CACHE_HOME, or HOME and .cache
   std::vector<std::filesystem::path> dataset_directories;  ///< PENSTOCK_DATA, then the system's
-  std::vector<std::filesystem::path> chart_libraries;      ///< PENSTOCK_D3, or where d3.min.js usually is
   std::string python;  ///< a program that has the package, or is looked for in the PATH
   bool utf8 = false;
 };

@@ -4,9 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-#include <sstream>
-
 namespace penstock::cli {
 
 std::string escaped(std::string_view text) {
@@ -65,26 +62,9 @@ std::string filled(std::string_view page,
   }
 }
 
-std::optional<std::string> chart_library(const std::vector<std::filesystem::path>& places) {
-  for (const std::filesystem::path& place : places) {
-    std::ifstream file(place, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    if (file && text.tellp() > 0) return std::move(text).str();
-  }
-  return std::nullopt;
-}
-
-PageParts page_parts(const std::optional<std::string>& chart_library, std::string_view style,
-                     std::string_view script) {
-  PageParts parts{fmt::format("{}{}", kPageStyle, style), ""};
-  if (!chart_library) {
-    parts.style += ".picture { display: none; }\n";
-    return parts;
-  }
-  parts.scripts =
-      fmt::format("<script>\n{}\n</script>\n<script>\n{}{}</script>", *chart_library, kToolsScript, script);
-  return parts;
+PageParts page_parts(std::string_view style, std::string_view script) {
+  return {fmt::format("{}{}", kPageStyle, style),
+          fmt::format("<script>\n{}{}</script>", kToolsScript, script)};
 }
 
 }  // namespace penstock::cli

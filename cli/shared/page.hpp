@@ -1,7 +1,5 @@
 #pragma once
 
-#include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,24 +16,11 @@ namespace penstock::cli {
 [[nodiscard]] std::string filled(std::string_view page,
                                  const std::vector<std::pair<std::string_view, std::string>>& parts);
 
-/// The text of the first chart library that exists; nullopt if none does.
-[[nodiscard]] std::optional<std::string> chart_library(const std::vector<std::filesystem::path>& places);
-
 /// What a page has besides its text. `style` and `script` are its own.
 struct PageParts {
-  std::string
-      style;  ///< that of all pages, and the page's own; without a chart library it hides the pictures
-  std::string scripts;  ///< the library, the tools that all pages share, and the page's own script
+  std::string style;    ///< that of all pages, and the page's own
+  std::string scripts;  ///< the tools that all pages share, and the page's own script
 };
-[[nodiscard]] PageParts page_parts(const std::optional<std::string>& chart_library, std::string_view style,
-                                   std::string_view script);
-/// The note of a page without them.
-inline constexpr std::string_view kNoPictures =
-    "This page has no pictures because d3 was not found. Debian and Ubuntu have it as node-d3; or let "
-    "PENSTOCK_D3 "
-    "name a d3.min.js.";
-/// What the terminal says of it.
-inline constexpr std::string_view kNoChartLibrary =
-    "d3 was not found; install Debian's package node-d3, or let PENSTOCK_D3 name a d3.min.js";
+[[nodiscard]] PageParts page_parts(std::string_view style, std::string_view script);
 
 }  // namespace penstock::cli

@@ -297,8 +297,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (verification) text += verification_text(*verification, run, look);
     if (has_budget && !quiet && !why_not_kept(examined).empty())
       text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
-    if (examiner.draws())
-      text += drawn_text(examined, !run.exit_status, examiner.has_page()) + examiner.missing();
+    if (examiner.draws()) text += drawn_text(examined, !run.exit_status, examiner.has_page());
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
   const auto write_json = [&] {

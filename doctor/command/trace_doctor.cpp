@@ -1,7 +1,6 @@
 #include "doctor/command/trace_doctor.hpp"
 
 #include "cli/shared/link_profiles.hpp"
-#include "cli/shared/page.hpp"
 #include "doctor/command/doctor_command.hpp"
 #include "doctor/read/torch_trace.hpp"
 #include "doctor/report/chrome_trace.hpp"
@@ -126,13 +125,11 @@ Examiner::Examiner(const DoctorOptions& options, const Environment& environment)
     for (const std::string& trace : options.traces) file->keep_off(trace, "the trace");
     file->keep_off(options.budget, "the budget");
     file->keep_off(options.profile, "the link profile");
-    for (const auto& library : environment.chart_libraries) file->keep_off(library, "the chart library");
     if (file->is_standard_output()) ++streams;
   }
   if (streams > 1) throw UsageError("only one of --json, --html and --perfetto may be -; name files");
   has_standard_output_ = streams == 1;
   if (has_budget_) budget_ = parse_budget(read_text(options.budget), options.budget);
-  if (html_) chart_library_ = chart_library(environment.chart_libraries);
   if (options.profile.empty()) {
     // What was recorded elsewhere says nothing of this machine's links.
     if (!options.command.empty()) here_ = profiles_here(environment);
@@ -188,7 +185,7 @@ int Examiner::status(const TraceReport& report) {
 
 void Examiner::draw(const PageReports& reports, const Timeline& timeline) {
   const auto write_html = [&] {
-    if (html_) html_.write(trace_page(reports, timeline, profile_of(timeline), chart_library_));
+    if (html_) html_.write(trace_page(reports, timeline, profile_of(timeline)));
   };
   const auto write_perfetto = [&](TextSink sink) {
     write_chrome_trace(timeline, reports.all[reports.drawn].diagnosis, sink, packs_);
@@ -196,11 +193,6 @@ void Examiner::draw(const PageReports& reports, const Timeline& timeline) {
   run_all({write_html, [&] {
              if (perfetto_) perfetto_.write_pieces(write_perfetto);
            }});
-}
-
-std::string Examiner::missing() const {
-  if (!html_ || chart_library_) return "";
-  return fmt::format("\nThe page has no pictures: {}.\n", kNoChartLibrary);
 }
 
 namespace {
@@ -260,7 +252,7 @@ int run_trace_doctor(const DoctorOptions& options, const Environment& environmen
     if (examiner.json()) examiner.json().write(traces_json(reports));
   };
   const auto tell = [&] {
-    const std::string drawing = drawn_text(reports, examiner.draws()) + examiner.missing();
+    const std::string drawing = drawn_text(reports, examiner.draws());
     if (examiner.has_standard_output()) return say(drawing);
     print(traces_text(reports, {false, terminal_columns(STDOUT_FILENO)}) + drawing);
   };

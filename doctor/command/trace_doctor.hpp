@@ -31,8 +31,6 @@ class Examiner {
   [[nodiscard]] bool has_page() const noexcept { return bool(html_); }
   /// Writes them. `timeline` is that of the report that is drawn.
   void draw(const PageReports& reports, const Timeline& timeline);
-  /// Why the page has no pictures; empty: it has, or none is asked for.
-  [[nodiscard]] std::string missing() const;
   /// One of the files is standard output, so nothing else may go there.
   [[nodiscard]] bool has_standard_output() const noexcept { return has_standard_output_; }
 
@@ -47,7 +45,6 @@ class Examiner {
   OutputFile perfetto_;
   bool packs_ = false;
   bool has_standard_output_ = false;
-  std::optional<std::string> chart_library_;
   std::optional<LinkProfile> named_;  ///< by --profile
   std::vector<LinkProfile> here_;     ///< of this machine's GPUs, if the program runs on it
   bool has_budget_ = false;

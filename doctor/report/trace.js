@@ -3,11 +3,12 @@
   const LEFT = 136;   // the lanes begin here, to the right of their names
   const LINE = 16;
   const MOST_LINES = 4;
+  const SHORTEST = 500; // that is seen, in nanoseconds
 
   function formatBytes(bytes) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     const unit = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
-    return d3.format(".3~r")(bytes / 2 ** (10 * unit)) + " " + units[unit];
+    return round(bytes / 2 ** (10 * unit)) + " " + units[unit];
   }
 
   const lanes = data.lanes.map((lane) => ({ ...lane, bars: lane.bars.map(([begin, end, kind, count, bytes, busy, place]) => (
@@ -19,13 +20,30 @@
       lines[0] = `${formatCount(bar.count)} records, most of all ${bar.name}: ${formatSeconds(bar.busy / SECOND)} within ` +
         formatSeconds((bar.end - bar.begin) / SECOND);
     }
-    if (bar.bytes > 0) lines.push(`${formatBytes(bar.bytes)} at ${d3.format(".3~r")(bar.bytes / Math.max(1, bar.busy))} GB/s`);
+    if (bar.bytes > 0) lines.push(`${formatBytes(bar.bytes)} at ${round(bar.bytes / Math.max(1, bar.busy))} GB/s`);
     if (bar.place !== "") lines.push(`at ${bar.place}`);
     return lines.join("\n");
   }
 
   // What of the timeline is seen: kept when the window's width changes.
   let seen = [0, data.window];
+  let render = () => {};
+
+  function show(begin, length) {
+    const from = Math.min(Math.max(0, begin), data.window - length);
+    seen = [from, from + length];
+    tip.hidden = true;
+    render();
+  }
+  // `at`: the part of what is seen that stays where it is, from 0 to 1.
+  function zoom(factor, at = 0.5) {
+    const before = seen[1] - seen[0];
+    const length = Math.min(data.window, Math.max(Math.min(SHORTEST, data.window), before / factor));
+    show(seen[0] + (before - length) * at, length);
+  }
+  const move = (part) => show(seen[0] + (seen[1] - seen[0]) * part, seen[1] - seen[0]);
+  const moves = { in: () => zoom(2), out: () => zoom(0.5), left: () => move(-0.25), right: () => move(0.25),
+    all: () => show(0, data.window) };
 
   function drawTimeline() {
     if (lanes.length === 0) return hide("timeline-section");
@@ -42,87 +60,116 @@
     }
     const { svg, width, height } = canvas("timeline", top + 26);
     const right = width - 6;
-    const whole = d3.scaleLinear([0, data.window], [LEFT, right]);
-    svg.attr("tabindex", 0).attr("aria-label", "timeline; plus and minus zoom, arrow keys move");
-    svg.append("clipPath").attr("id", "seen").append("rect").attr("x", LEFT).attr("width", right - LEFT).attr("height", height);
-    svg.selectAll(".group").data(groups).enter().append("text").attr("class", "group").attr("y", (group) => group.top + 15)
-      .text((group) => group.name);
-    const row = svg.selectAll(".lane").data(lanes).enter().append("g").attr("transform", (lane) => `translate(0,${lane.top})`);
-    row.append("text").attr("class", "lane-name").attr("x", 8).attr("y", 12).text((lane) => lane.name);
-    row.append("rect").attr("class", "back").attr("x", LEFT).attr("width", right - LEFT).attr("height", (lane) => lane.lines * LINE);
-    const inside = row.append("g").attr("clip-path", "url(#seen)");
-    const marks = inside.selectAll(".mark").data((lane) => lane.bars).enter().append("rect").attr("class", (bar) => "mark " + bar.kind)
-      .attr("y", (bar) => Math.min(bar.line, MOST_LINES - 1) * LINE + 1).attr("height", LINE - 2);
-    // Of joined records, the colour says how much of the time they take.
-    marks.filter((bar) => bar.count > 1 && !bar.tiles)
-      .attr("fill-opacity", (bar) => Math.min(1, Math.max(0.3, bar.busy / Math.max(1, bar.end - bar.begin))));
-    explain(marks, describe);
-    const lines = svg.append("g").attr("clip-path", "url(#seen)");
-    const axis = svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 24})`);
+    svg.setAttribute("tabindex", 0);
+    svg.setAttribute("aria-label", "timeline; plus and minus zoom, arrow keys move");
+    draw(draw(svg, "clipPath", { id: "seen" }), "rect", { x: LEFT, width: right - LEFT, height });
+    for (const group of groups) draw(svg, "text", { class: "group", y: group.top + 15 }, group.name);
+    for (const lane of lanes) {
+      const row = draw(svg, "g", { transform: `translate(0,${lane.top})` });
+      draw(row, "text", { class: "lane-name", x: 8, y: 12 }, lane.name);
+      draw(row, "rect", { class: "back", x: LEFT, width: right - LEFT, height: lane.lines * LINE });
+      const inside = draw(row, "g", { "clip-path": "url(#seen)" });
+      for (const bar of lane.bars) {
+        bar.mark = draw(inside, "rect", { class: "mark " + bar.kind, y: Math.min(bar.line, MOST_LINES - 1) * LINE + 1, height: LINE - 2 });
+        // Of joined records, the colour says how much of the time they take.
+        const share = bar.busy / Math.max(1, bar.end - bar.begin);
+        if (bar.count > 1 && !bar.tiles) bar.mark.setAttribute("fill-opacity", Math.min(1, Math.max(0.3, share)));
+        explain(bar.mark, () => describe(bar));
+      }
+      lane.labels = draw(inside, "g");
+    }
+    const steps = draw(svg, "g", { "clip-path": "url(#seen)" });
+    const below = draw(svg, "g");
 
-    function render(x) {
-      seen = x.domain();
+    function place(bar, x, labels) {
+      const isSeen = bar.end >= seen[0] && bar.begin <= seen[1];
+      bar.mark.setAttribute("display", isSeen ? "inline" : "none");
+      if (!isSeen) return;
+      const begin = x(bar.begin);
+      const end = x(bar.end);
       // Bars that leave no gaps are as wide as they are long, so that many in a pixel mix their colours.
-      const widthOf = (bar) => {
-        const width = x(bar.end) - x(bar.begin);
-        return bar.tiles ? width : Math.max(0.8, width > 4 ? width - 0.5 : width);
-      };
-      const isSeen = (bar) => bar.end >= seen[0] && bar.begin <= seen[1];
-      marks.attr("display", (bar) => isSeen(bar) ? null : "none").filter(isSeen)
-        .attr("x", (bar) => x(bar.begin)).attr("width", widthOf);
-      inside.selectAll("text").remove();
+      const width = bar.tiles ? end - begin : Math.max(0.8, end - begin > 4 ? end - begin - 0.5 : end - begin);
+      bar.mark.setAttribute("x", begin);
+      bar.mark.setAttribute("width", width);
+      if (bar.kind === "evidence" || bar.line >= MOST_LINES) return;
       // About 6 pixels a letter; the name stands in the part that is seen.
-      const fits = (bar) => {
-        const from = Math.max(LEFT, x(bar.begin));
-        bar.label = bar.count > 1 ? `${bar.count} records` : bar.name;
-        bar.middle = (from + Math.min(right, x(bar.end))) / 2;
-        return bar.kind !== "evidence" && isSeen(bar) && bar.line < MOST_LINES && Math.min(right, x(bar.end)) - from > 6 * bar.label.length + 8;
-      };
-      inside.selectAll("text").data((lane) => lane.bars.filter(fits)).enter().append("text").attr("class", "inside")
-        .attr("text-anchor", "middle").attr("x", (bar) => bar.middle).attr("y", (bar) => bar.line * LINE + 12).text((bar) => bar.label);
-      lines.selectAll("*").remove();
-      const step = lines.selectAll("g").data(data.steps).enter().append("g").attr("transform", (d) => `translate(${x(d[0])},0)`);
-      step.append("line").attr("class", "step").attr("y1", 4).attr("y2", height - 24);
-      step.filter((d) => x(d[1]) - x(d[0]) > 60).append("text").attr("class", "step-name").attr("x", 4).attr("y", 13).text((d) => `step ${d[2]}`);
-      const seconds = d3.scaleLinear(seen.map((time) => time / SECOND), x.range());
-      axis.call(d3.axisBottom(seconds).ticks(ticksFor(right - LEFT)).tickFormat(tickFormat(seconds)));
-      document.getElementById("timeline-span").textContent =
-        `${formatSeconds((seen[1] - seen[0]) / SECOND)} of ${formatSeconds(data.window / SECOND)}`;
+      const label = bar.count > 1 ? `${bar.count} records` : bar.name;
+      const from = Math.max(LEFT, begin);
+      const to = Math.min(right, end);
+      if (to - from <= 6 * label.length + 8) return;
+      draw(labels, "text", { class: "inside", "text-anchor": "middle", x: (from + to) / 2, y: bar.line * LINE + 12 }, label);
     }
 
-    const zoom = d3.zoom().scaleExtent([1, Math.max(1, data.window / 500)]).extent([[LEFT, 0], [right, height]])
-      .translateExtent([[LEFT, 0], [right, height]])
-      .filter(() => d3.event.type === "wheel" ? d3.event.ctrlKey || d3.event.metaKey : !d3.event.button)
-      .on("zoom", () => { tip.hidden = true; render(d3.event.transform.rescaleX(whole)); });
-    svg.call(zoom).on("dblclick.zoom", null);
-    const factor = data.window / (seen[1] - seen[0]);
-    svg.call(zoom.transform, d3.zoomIdentity.translate(LEFT, 0).scale(factor).translate(-whole(seen[0]), 0));
-    const moves = {
-      in: () => zoom.scaleBy(svg, 2), out: () => zoom.scaleBy(svg, 0.5),
-      left: () => zoom.translateBy(svg, (right - LEFT) / 4 / d3.zoomTransform(svg.node()).k, 0),
-      right: () => zoom.translateBy(svg, -(right - LEFT) / 4 / d3.zoomTransform(svg.node()).k, 0),
-      all: () => zoom.transform(svg, d3.zoomIdentity),
+    render = () => {
+      const x = linear(seen, [LEFT, right]);
+      for (const lane of lanes) {
+        lane.labels.replaceChildren();
+        for (const bar of lane.bars) place(bar, x, lane.labels);
+      }
+      steps.replaceChildren();
+      for (const [begin, end, number] of data.steps) {
+        draw(steps, "line", { class: "step", x1: x(begin), x2: x(begin), y1: 4, y2: height - 24 });
+        if (x(end) - x(begin) > 60) draw(steps, "text", { class: "step-name", x: x(begin) + 4, y: 13 }, `step ${number}`);
+      }
+      const seconds = linear(seen.map((time) => time / SECOND), x.range);
+      below.replaceChildren();
+      axisBelow(below, height - 24, seconds, ticksOf(seconds, ticksFor(right - LEFT)), timeFormat(seconds));
+      document.getElementById("timeline-span").textContent =
+        `${formatSeconds((seen[1] - seen[0]) / SECOND)} of ${formatSeconds(data.window / SECOND)}`;
     };
+    render();
     const keys = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", Home: "all", 0: "all" };
-    svg.on("keydown", () => {
-      const move = keys[d3.event.key];
-      if (move === undefined || d3.event.ctrlKey || d3.event.metaKey || d3.event.altKey) return;
-      d3.event.preventDefault();
-      moves[move]();
+    svg.addEventListener("keydown", (event) => {
+      const name = keys[event.key];
+      if (name === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      moves[name]();
     });
-    d3.selectAll("[data-zoom]").on("click", function () { moves[this.dataset.zoom](); });
-    legend("timeline-legend", "timeline", data.legend);
+    // Where the pointer is on the timeline, from 0 to 1.
+    const partOf = (event) => {
+      const box = svg.getBoundingClientRect();
+      return ((event.clientX - box.left) * width / box.width - LEFT) / (right - LEFT);
+    };
+    svg.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      zoom(2 ** (-event.deltaY * (event.deltaMode === 1 ? 0.05 : 0.002)), partOf(event));
+    });
+    svg.addEventListener("pointerdown", (event) => { if (!event.button) pointers.set(event.pointerId, partOf(event)); });
+    drag = (event) => {
+      const before = [...pointers.values()];
+      pointers.set(event.pointerId, partOf(event));
+      const after = [...pointers.values()];
+      if (after.length === 1) return move(before[0] - after[0]);
+      // Two fingers zoom. What is below the one that rests stays there.
+      const rests = after[0] === before[0] ? 0 : 1;
+      const [was, is] = [before, after].map((parts) => parts[1 - rests] - parts[rests]);
+      if (was * is > 0) zoom(is / was, after[rests]);
+    };
+    legend("timeline-legend", drawn("timeline", data.legend));
+  }
+
+  // Of each pointer that is down, where it is on the timeline.
+  const pointers = new Map();
+  let drag = () => {};
+  window.addEventListener("pointermove", (event) => { if (pointers.has(event.pointerId)) drag(event); });
+  for (const kind of ["pointerup", "pointercancel"]) {
+    window.addEventListener(kind, (event) => pointers.delete(event.pointerId));
+  }
+  for (const button of document.querySelectorAll("[data-zoom]")) {
+    button.addEventListener("click", () => moves[button.dataset.zoom]());
   }
 
   // Round rates for the ticks of a logarithmic axis: as many as leave room for their labels.
   function rateTicks(scale) {
     const ROOM = 24;
-    const [low, high] = scale.domain();
-    const powers = d3.range(Math.floor(Math.log10(low)), Math.log10(high));
-    const ticksOf = (digits) => powers.flatMap((power) => digits.map((digit) => digit * 10 ** power))
+    const [low, high] = scale.domain;
+    const lowest = Math.floor(Math.log10(low));
+    const powers = Array.from({ length: Math.ceil(Math.log10(high)) - lowest }, (_, i) => lowest + i);
+    const ticksWith = (digits) => powers.flatMap((power) => digits.map((digit) => digit * 10 ** power))
       .filter((rate) => rate >= low && rate <= high);
-    const haveRoom = (ticks) => d3.pairs(ticks, (a, b) => Math.abs(scale(a) - scale(b))).every((gap) => gap >= ROOM);
-    return [d3.range(1, 10), [1, 2, 3, 5], [1, 2, 5], [1, 3]].map(ticksOf).find(haveRoom) || ticksOf([1]);
+    const haveRoom = (ticks) => ticks.every((tick, i) => i === 0 || Math.abs(scale(tick) - scale(ticks[i - 1])) >= ROOM);
+    return [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 5], [1, 2, 5], [1, 3]].map(ticksWith).find(haveRoom) || ticksWith([1]);
   }
 
   function drawLink() {
@@ -132,32 +179,29 @@
     const points = curves.flatMap((curve) => curve.points);
     const rates = [...points.map((point) => point[1]), ...copies.map((copy) => copy.rate), ...(ceiling > 0 ? [ceiling] : [])];
     const sizes = [...points.map((point) => point[0]), ...copies.map((copy) => copy.bytes)];
-    const x = d3.scaleLog().base(2).domain([d3.min(sizes) / 2, d3.max(sizes) * 2]).range([56, width - 8]);
-    const y = d3.scaleLog().domain([d3.min(rates) / 2, d3.max(rates) * 2]).range([height - 30, 22]);
-    const octaves = d3.range(Math.ceil(Math.log2(x.domain()[0])), Math.log2(x.domain()[1]));
-    const every = Math.max(1, Math.ceil(octaves.length / ticksFor(width)));
-    svg.append("g").attr("class", "axis grid").attr("transform", "translate(56,0)")
-      .call(d3.axisLeft(y).tickValues(rateTicks(y)).tickSize(-(width - 64))
-        .tickFormat((rate) => d3.format(".2~r")(rate / 1e9)));
-    svg.append("text").attr("x", 0).attr("y", 11).text("GB/s");
-    svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - 30})`)
-      .call(d3.axisBottom(x).tickValues(octaves.filter((_, i) => i % every === 0).map((octave) => 2 ** octave)).tickFormat(formatBytes));
-    if (ceiling > 0 && curves.length === 0) {
-      svg.append("line").attr("class", "ceiling").attr("x1", 56).attr("x2", width - 8).attr("y1", y(ceiling)).attr("y2", y(ceiling));
+    const x = logarithmic([Math.min(...sizes) / 2, Math.max(...sizes) * 2], [56, width - 8]);
+    const y = logarithmic([Math.min(...rates) / 2, Math.max(...rates) * 2], [height - 30, 22]);
+    gridLines(svg, 56, width - 8, y, rateTicks(y), (rate) => round(rate / 1e9, 2));
+    draw(svg, "text", { y: 11 }, "GB/s");
+    const [first, last] = x.domain.map(Math.log2);
+    const every = Math.max(1, Math.ceil((last - first) / ticksFor(width)));
+    const octaves = [];
+    for (let octave = Math.ceil(first); octave <= last; octave += every) octaves.push(2 ** octave);
+    axisBelow(svg, height - 30, x, octaves, formatBytes);
+    const isBest = ceiling > 0 && curves.length === 0;
+    if (isBest) draw(svg, "line", { class: "ceiling", x1: 56, x2: width - 8, y1: y(ceiling), y2: y(ceiling) });
+    for (const curve of curves) {
+      draw(svg, "path", { class: "curve " + curve.kind, d: "M" + curve.points.map(([bytes, rate]) => `${x(bytes)},${y(rate)}`).join("L") });
     }
-    svg.selectAll(".curve").data(curves).enter().append("path").attr("class", (curve) => "curve " + curve.kind)
-      .attr("d", (curve) => d3.line().x((point) => x(point[0])).y((point) => y(point[1]))(curve.points));
-    const radius = d3.scaleSqrt([0, d3.max(copies, (copy) => copy.seconds)], [3, 16]);
-    const marks = svg.selectAll(".mark").data([...copies].sort((a, b) => b.seconds - a.seconds)).enter().append("circle")
-      .attr("class", (copy) => "mark " + copy.kind).attr("cx", (copy) => x(copy.bytes)).attr("cy", (copy) => y(copy.rate))
-      .attr("r", (copy) => radius(copy.seconds));
-    explain(marks, (copy) => `${formatCount(copy.count)} times ${copy.name}\n${formatBytes(copy.bytes)} at ` +
-      `${d3.format(".3~r")(copy.rate / 1e9)} GB/s\n${formatSeconds(copy.seconds)} in all`);
-    const entries = new Map([...copies, ...curves].map((entry) => [entry.kind, entry.name]));
-    const items = [...entries].map(([kind, name]) => [kind, name]);
-    if (ceiling > 0 && curves.length === 0) items.push(["dash", "the best of these copies from pinned memory"]);
-    d3.select("#link-legend").html("").selectAll("span").data(items).enter().append("span")
-      .html((item) => `<i class="${item[0]}"></i>`).append("span").text((item) => item[1]);
+    const longest = Math.max(...copies.map((copy) => copy.seconds));
+    for (const copy of [...copies].sort((a, b) => b.seconds - a.seconds)) {
+      const mark = draw(svg, "circle", { class: "mark " + copy.kind, cx: x(copy.bytes), cy: y(copy.rate),
+        r: 3 + 13 * Math.sqrt(copy.seconds / (longest || 1)) });
+      explain(mark, () => `${formatCount(copy.count)} times ${copy.name}\n${formatBytes(copy.bytes)} at ` +
+        `${round(copy.rate / 1e9)} GB/s\n${formatSeconds(copy.seconds)} in all`);
+    }
+    const names = new Map([...copies, ...curves].map((entry) => [entry.kind, entry.name]));
+    legend("link-legend", [...names, ...(isBest ? [["dash", "the best of these copies from pinned memory"]] : [])]);
   }
 
   drawAtEachWidth(() => {

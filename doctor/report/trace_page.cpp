@@ -276,7 +276,7 @@ std::string trace_notes(const TraceReport& report, const std::string& name) {
 }
 
 /// `drawn`: the name of the process whose pictures the page has; empty: there is one only.
-std::string page_notes(const PageReports& reports, const std::string& drawn, bool pictures) {
+std::string page_notes(const PageReports& reports, const std::string& drawn) {
   std::string html;
   if (!drawn.empty()) {
     html += fmt::format(
@@ -288,7 +288,6 @@ std::string page_notes(const PageReports& reports, const std::string& drawn, boo
   for (const TraceReport& report : reports.all)
     html += trace_notes(report, drawn.empty() ? std::string() : process_name(report) + ": ");
   if (!reports.verified.empty()) html += verified_html(reports.verified, "");
-  if (!pictures) html += fmt::format("<p class=\"note \">{}</p>\n", prose(kNoPictures));
   return html;
 }
 
@@ -451,14 +450,13 @@ std::string page_data(const TimelineExcerpt& excerpt, Json link) {
 
 }  // namespace
 
-std::string trace_page(const PageReports& reports, const Timeline& timeline, const LinkProfile* profile,
-                       const std::optional<std::string>& chart_library) {
+std::string trace_page(const PageReports& reports, const Timeline& timeline, const LinkProfile* profile) {
   const TraceReport& report = reports.all[reports.drawn];
   const Diagnosis& diagnosis = report.diagnosis;
   const std::string drawn = reports.all.size() > 1 ? process_name(report) : "";
   const TimelineExcerpt excerpt = excerpt_timeline(timeline, diagnosis, {.most_bars = 8000});
   const std::vector<CopyRate> rates = copy_rates(timeline);
-  const PageParts parts = page_parts(chart_library, kTraceStyle, kTraceScript);
+  const PageParts parts = page_parts(kTraceStyle, kTraceScript);
   const std::string of_drawn = drawn.empty() ? "" : ", " + escaped(drawn);
   const std::string file = printable(drawn.empty() ? report.file : program_name(report));
   return filled(kTracePage,
@@ -466,7 +464,7 @@ std::string trace_page(const PageReports& reports, const Timeline& timeline, con
                  {"css", parts.style},
                  {"sentence", prose(headline(reports.all))},
                  {"advice", prose(trace_advice(reports.all))},
-                 {"notes", page_notes(reports, drawn, chart_library.has_value())},
+                 {"notes", page_notes(reports, drawn)},
                  {"accounts", of_each(reports.all, accounts_html)},
                  {"findings", findings_html(reports.all)},
                  {"whole_run", report.whole_run ? whole_run_html(*report.whole_run, of_drawn) : ""},

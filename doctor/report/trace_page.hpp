@@ -6,7 +6,6 @@
 #include <penstock/transfer/link_profile.hpp>
 
 #include <cstddef>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,10 +21,8 @@ struct PageReports {
 };
 
 /// The reports as one HTML page that loads nothing. `timeline` is that of the drawn one. `profile` is that of
-/// the recorded machine, if there is one. `chart_library` is d3's text. Without it the page has no timeline
-/// and no curves, and says what is missing.
+/// the recorded machine, if there is one.
 [[nodiscard]] std::string trace_page(const PageReports& reports, const Timeline& timeline,
-                                     const LinkProfile* profile,
-                                     const std::optional<std::string>& chart_library);
+                                     const LinkProfile* profile);
 
 }  // namespace penstock::cli

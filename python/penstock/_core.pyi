@@ -884,5 +884,5 @@ def are_rows(indices: object | None, count: int) -> bool:
     True for a NumPy array of int64 that lie side by side, each at least 0 and below `count`.
     """
 
-def run_command(arguments: Sequence[bytes], chart_library: str | os.PathLike, python: str | os.PathLike) -> int:
+def run_command(arguments: Sequence[bytes], python: str | os.PathLike) -> int:
     """Runs the command, once in a process, and returns its exit status."""

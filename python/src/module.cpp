@@ -151,13 +151,12 @@ NB_MODULE(_core, module) {
   bind_tensor_watch(module);
   module.def(
       "run_command",
-      [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& chart_library,
-         const std::filesystem::path& python) {
+      [](const std::vector<nb::bytes>& arguments, const std::filesystem::path& python) {
         std::vector<std::string> texts;
         for (const nb::bytes& argument : arguments) texts.emplace_back(argument.c_str(), argument.size());
         const Unlocked unlocked;
-        return penstock::cli::run_command(texts, chart_library, python.string());
+        return penstock::cli::run_command(texts, python.string());
       },
-      nb::arg("arguments"), nb::arg("chart_library"), nb::arg("python"),
+      nb::arg("arguments"), nb::arg("python"),
       "Runs the command, once in a process, and returns its exit status.");
 }

@@ -324,9 +324,6 @@ TEST_F(Feed, WritesAReportOfASingleBatch) {
 }
 
 TEST_F(Feed, WritesAReportThatLoadsNothing) {
-  const fs::path library = command.home() / "d3.js";
-  std::ofstream(library) << "const d3 = 'the chart library'; /* {{data}} */\n";
-  command.environment.push_back("PENSTOCK_D3=/nowhere/d3.js:" + library.string());
   const fs::path report = command.home() / "report.html";
   const fs::path odd = command.home() / "<b>&odd.npy";
   fs::copy_file(labels, odd);
@@ -339,29 +336,16 @@ TEST_F(Feed, WritesAReportThatLoadsNothing) {
        {"src=", "href=", "<link", "@import", "url(", "fetch(", "XMLHttpRequest", "<b>&"}) {
     EXPECT_THAT(page, Not(HasSubstr(loader)));
   }
-  for (const char* words : {"const d3 = 'the chart library'; /* {{data}} */", "&lt;b&gt;&amp;odd",
-                            "Where the time went", "drawTimeline", "Verified: all"}) {
+  for (const char* words : {"&lt;b&gt;&amp;odd", "Where the time went", "drawTimeline", "Verified: all"}) {
     EXPECT_THAT(page, HasSubstr(words));
   }
-  EXPECT_EQ(count_of(page, "<script"), 3u);
-  EXPECT_EQ(count_of(page, "</script>"), 3u);
-  EXPECT_EQ(count_of(page, "{{"), 1u) << "the library's own";
+  EXPECT_EQ(count_of(page, "<script"), 2u);
+  EXPECT_EQ(count_of(page, "</script>"), 2u);
+  EXPECT_EQ(count_of(page, "{{"), 0u);
   const json data = data_of(page);
   EXPECT_EQ(data["timeline"].size(), 8u);
   EXPECT_EQ(data["epochs"].size(), 2u);
   EXPECT_EQ(data["marks"].back()["samples"], 200);
-}
-
-TEST_F(Feed, WritesAReportWithoutPicturesWhereThereIsNoChartLibrary) {
-  command.environment.emplace_back("PENSTOCK_D3=/nowhere/d3.js");
-  const fs::path report = command.home() / "report.html";
-  const CommandResult result = command.run(feed({"--report", report.string()}));
-  ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_THAT(result.output, AllOf(HasSubstr("node-d3"), HasSubstr("PENSTOCK_D3")));
-  const std::string page = read_text(report);
-  EXPECT_EQ(count_of(page, "<script"), 1u) << "the data alone";
-  EXPECT_THAT(page,
-              AllOf(HasSubstr("node-d3"), HasSubstr(".picture { display: none; }"), HasSubstr("</html>")));
 }
 
 TEST_F(Feed, RefusesWrongUseWithOneLineAndStatusTwo) {

@@ -115,15 +115,12 @@ TEST_F(Output, NothingIsWrittenOntoAnInput) {
   fs::create_symlink("images.npy", home / "link.npy");
   fs::create_hard_link(home / "images.npy", home / "hard.npy");
   put("profile.json", "{}");
-  put("d3.js", "d3");
-  command.environment.push_back("PENSTOCK_D3=" + (home / "d3.js").string());
   for (const char* file : {"images.npy", "./images.npy", "link.npy", "hard.npy"}) {
     for (const char* option : {"--report ", "--json "}) {
       expect_complaint(feed(std::string(option) + file), 2, "would overwrite the dataset");
     }
   }
   expect_complaint(feed("--json profile.json --profile profile.json"), 2, "would overwrite the link profile");
-  expect_complaint(feed("--report d3.js"), 2, "would overwrite the chart library");
   const std::string start = "\"$PENSTOCK\" ";
   fs::create_directories(home / "set");
   fs::copy_file(home / "images.npy", home / "set" / "images.npy");
@@ -142,7 +139,6 @@ TEST_F(Output, NothingIsWrittenOntoAnInput) {
   EXPECT_EQ(text_of("images.npy"), images);
   EXPECT_EQ(text_of("set/images.npy"), images);
   EXPECT_EQ(text_of("profile.json"), "{}");
-  EXPECT_EQ(text_of("d3.js"), "d3");
   EXPECT_EQ(command.run_script(start + "feed set --device host --json set/out.json").status, 0)
       << "beside the dataset is no input";
 }
