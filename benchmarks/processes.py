@@ -136,8 +136,13 @@ class Rank:
             device=self.device,
             rank=self.rank,
             world_size=len(self.arguments.devices),
-            threads=self.arguments.threads,
+            tuning=self.tuning(),
         )
+
+    def tuning(self) -> Any:
+        import penstock
+
+        return penstock.Tuning(threads=self.arguments.threads)
 
     def wait_for(self, batch: Any) -> None:
         import penstock
@@ -299,7 +304,7 @@ class Rank:
         if self.rank != 0:
             return None
         options = {"shuffle": True, "device": self.device, "rank": 0, "world_size": 1}
-        return penstock.Loader(self.shared, self.arguments.batch, **options, threads=self.arguments.threads, **more)
+        return penstock.Loader(self.shared, self.arguments.batch, **options, tuning=self.tuning(), **more)
 
     def relays(self) -> None:
         if self.is_gpu:

@@ -54,10 +54,11 @@ class Declared(torch.utils.data.Dataset):
 
 
 def contenders(table: Table, batch: int) -> list[Contender]:
-    def ours(**options: Any) -> Callable:
+    def ours(residency: str = "none", **tuning: Any) -> Callable:
         def make(_: Any, setting: Setting, __: Any) -> Any:
             import penstock
 
+            options = {"residency": residency, "tuning": penstock.Tuning(**tuning)}
             return penstock.Loader(table, batch, shuffle=True, drop_last=True, device=setting.device, **options)
 
         return make

@@ -189,7 +189,7 @@ def ours_loader(samples: Samples, setting: Setting, gather: str | None) -> Any:
         seed=1,
         device=setting.device,
         to="float32" if samples.widens else None,
-        gather=gather or "automatic",
+        tuning=penstock.Tuning(gather=gather or "automatic"),
     )
 
 

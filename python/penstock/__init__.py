@@ -9,7 +9,7 @@ penstock.move_(model, "cuda")                        # a module, in place
 
 from . import _pickled_names as _pickled_names
 from ._core import Array, DeviceInfo, __version__
-from ._devices import devices, missing_devices
+from ._devices import devices
 from ._doctor.examination import diagnose
 from ._doctor.verdict import LoaderVerdict
 from ._doctor.worth import Worth, worth
@@ -19,13 +19,14 @@ from ._feed.wrapper import Feed, feed
 from ._loader.loader import Loader
 from ._loader.sampler import Sampler
 from ._loader.shared_dataset import SharedDataset
+from ._loader.tuning import Tuning
 from ._move.modules import move_
 from ._move.nests import register_batch_type
 from ._move.saving import PendingSave, save_safetensors
 from ._move.transfers import to_device, to_host
 from ._move.weights import SafetensorsInfo, TensorInfo, load_safetensors, safetensors_info
 from ._process_group import ProcessGroup
-from ._statistics import FeedStatistics, LoaderStatistics
+from ._statistics import FeedStatistics
 
 __all__ = [
     "Array",
@@ -37,7 +38,6 @@ __all__ = [
     "FeedStatistics",
     "InvalidArgument",
     "Loader",
-    "LoaderStatistics",
     "LoaderVerdict",
     "NotShardedWarning",
     "OutOfMemory",
@@ -47,6 +47,7 @@ __all__ = [
     "Sampler",
     "SharedDataset",
     "TensorInfo",
+    "Tuning",
     "Unsupported",
     "Worth",
     "__version__",
@@ -54,7 +55,6 @@ __all__ = [
     "diagnose",
     "feed",
     "load_safetensors",
-    "missing_devices",
     "move_",
     "register_batch_type",
     "safetensors_info",

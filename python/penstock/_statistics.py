@@ -65,6 +65,3 @@ class FeedStatistics(_Figures):
     def plot(self, axes: Any = None) -> Any:
         """Draw when each batch was made, moved and waited for; needs matplotlib. Returns the axes."""
         return _plots.draw_rows(_plots.rows(self.timeline), axes, "penstock, batch by batch")
-
-
-LoaderStatistics = FeedStatistics

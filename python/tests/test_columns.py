@@ -204,7 +204,7 @@ class TestColumnsOfAMatrix:
         return {"first": rows[:, 0], "last": rows[:, 8], "three": rows[:, 2:5], "wide": matrix[1::2]}
 
     @pytest.mark.parametrize("as_tensors", [False, True])
-    @pytest.mark.parametrize("options", [{}, {"residency": "all"}, {"gather": "host"}])
+    @pytest.mark.parametrize("options", [{}, {"residency": "all"}, {"tuning": penstock.Tuning(gather="host")}])
     def test_deliver_what_copies_do(self, device, as_tensors, options):
         matrix = self.matrix()
         data = self.columns(torch.from_numpy(matrix) if as_tensors else matrix)

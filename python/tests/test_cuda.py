@@ -124,7 +124,7 @@ def test_batches_that_were_sent_but_never_taken(random):
 def test_a_leased_batch_is_not_refilled_while_queued_work_reads_it(random, gather):
     samples = random.integers(0, 256, (64, 1 << 16), dtype=np.uint8)
     results = []
-    for x in penstock.Loader(samples, 4, device="cuda", gather=gather):
+    for x in penstock.Loader(samples, 4, device="cuda", tuning=penstock.Tuning(gather=gather)):
         torch.cuda._sleep(CYCLES // 10)
         results.append(x.clone())
         del x

@@ -125,7 +125,7 @@ def test_before_it_feeds_a_feed_has_no_figures():
 def test_feeds_and_loaders_have_the_figures_that_apply():
     fed = penstock.feed(arrays(3), "host").stats()
     loader = penstock.Loader(np.zeros((8, 2), np.uint8), 4, device="host").stats()
-    assert isinstance(fed, penstock.FeedStatistics) and isinstance(loader, penstock.LoaderStatistics)
+    assert isinstance(fed, penstock.FeedStatistics) and isinstance(loader, penstock.FeedStatistics)
     of_feed, of_loader = fed.as_dict(), loader.as_dict()
     for name in ("mean_ready", "link_efficiency", "stall_share", "limited_by", "sentence", "exposed_transfer_seconds"):
         assert name in of_feed and name in of_loader

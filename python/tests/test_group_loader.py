@@ -107,7 +107,7 @@ def test_batches_may_be_kept(group, data):
 
 def test_each_byte_crosses_one_link(data):
     group = GROUPS["plain"]
-    loader = penstock.Loader({"images": data["images"]}, 10, group=group, gather="host")
+    loader = penstock.Loader({"images": data["images"]}, 10, group=group, tuning=penstock.Tuning(gather="host"))
     copies_of(loader)
     carried = [account.link_bytes for account in loader.device_stats()]
     assert "batches" in repr(loader.device_stats()[0])
@@ -183,7 +183,9 @@ def test_batches_over_all_links_may_be_kept(group, data):
 
 def test_each_link_of_a_relay_carries_a_part(data):
     first, second = GROUPS["plain"]
-    loader = penstock.Loader({"images": data["images"]}, 10, device=first, relay=[second], gather="host")
+    loader = penstock.Loader(
+        {"images": data["images"]}, 10, device=first, relay=[second], tuning=penstock.Tuning(gather="host")
+    )
     assert sum(len(batch["images"]) for batch in loader) == SAMPLES
     carried = [account.link_bytes for account in loader.device_stats()]
     stored = data["images"].numel()

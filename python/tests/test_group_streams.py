@@ -63,7 +63,9 @@ def test_a_loader_feeds_a_gpu_over_the_link_of_another():
     data = {"images": random_bytes(64 * 5000).reshape(64, 5000), "labels": np.arange(64)}
     for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
         for relay in ["cuda:1"], "auto":
-            loader = penstock.Loader(data, 16, device="cuda:0", relay=relay, gather="host", narrow=False)
+            loader = penstock.Loader(
+                data, 16, device="cuda:0", relay=relay, tuning=penstock.Tuning(gather="host", narrow=False)
+            )
             assert (loader.device, loader.devices) == ("cuda:0", GPUS)
             driver.delay_work(late, SOON_NS)
             batches = [penstock.to_host(batch) for batch in loader]

@@ -1,4 +1,5 @@
 import ctypes
+import dataclasses
 import gc
 import json
 import mmap
@@ -18,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import penstock
 from interrupts import CtrlC, alarms, taken_amid_alarms
-from penstock import _core
+from penstock import Tuning, _core
 from support import place
 
 
@@ -40,7 +41,7 @@ def epoch_of(loader):
 @pytest.mark.parametrize("residency", ["none", "all", 0.3])
 def test_every_sample_once_with_its_bytes(device, images, gather, residency):
     loader = penstock.Loader(
-        (images, LABELS), batch_size=8, shuffle=True, device=device, gather=gather, residency=residency
+        (images, LABELS), batch_size=8, shuffle=True, device=device, residency=residency, tuning=Tuning(gather=gather)
     )
     assert len(loader) == 13
     orders = []
@@ -103,7 +104,7 @@ def test_one_column_keeps_its_batch(device, random):
 
 def test_a_budget_for_rows(random):
     table = columns_of(random, 100)
-    loader = penstock.Loader(table, 50, device="host", row_budget_bytes=1)
+    loader = penstock.Loader(table, 50, device="host", tuning=Tuning(row_budget_bytes=1))
     assert not any("in rows of" in line for line in loader.describe())
     assert torch.equal(torch.cat([batch["i3"].clone() for batch in loader]), table["i3"])
 
@@ -112,7 +113,7 @@ def test_processes_of_torchrun_on_one_host_share_the_default_budget_for_rows(ran
     table = {f"i{k}": torch.from_numpy(random.integers(0, 256, 1000)) for k in range(64)}
 
     def in_rows(row_budget_bytes=0):
-        loader = penstock.Loader(table, 50, device="host", row_budget_bytes=row_budget_bytes)
+        loader = penstock.Loader(table, 50, device="host", tuning=Tuning(row_budget_bytes=row_budget_bytes))
         return sum("in rows of" in line for line in loader.describe())
 
     monkeypatch.setattr(_core, "host_memory_bytes", lambda: 8 * 64 * 1000)
@@ -126,7 +127,9 @@ def test_processes_of_torchrun_on_one_host_share_the_default_budget_for_rows(ran
 @pytest.mark.parametrize("gather_blocks", [1, 7, 1000])
 def test_any_number_of_blocks_gathers(device, images, gather_blocks):
     loader = penstock.Loader(
-        (images, LABELS), 8, shuffle=True, device=device, gather="zero-copy", gather_blocks=gather_blocks, to="float32"
+        *((images, LABELS), 8, True, device),
+        to="float32",
+        tuning=Tuning(gather="zero-copy", gather_blocks=gather_blocks),
     )
     x, y = epoch_of(loader)
     assert torch.equal(x, torch.from_numpy(images)[y].float())
@@ -173,12 +176,13 @@ def test_widening_and_scaling(device, images):
     torch.testing.assert_close(x, torch.from_numpy(images) / 255 - 0.5)
 
 
-def test_one_scale_for_each_channel(device, images):
-    scale = np.linspace(0.5, 2, 5)
+@pytest.mark.parametrize("shape", [(5, 1), (7,)])
+def test_one_scale_for_each_channel(device, images, shape):
+    scale = np.linspace(0.5, 2, max(shape)).astype(np.float32)
     loader = penstock.Loader({"x": images}, 16, device=device, to={"x": np.float16}, scale={"x": scale})
     x = torch.cat([batch["x"].cpu().clone() for batch in loader])
     assert x.dtype == torch.float16
-    torch.testing.assert_close(x, torch.from_numpy(images * scale[:, None].astype(np.float32)).half())
+    torch.testing.assert_close(x, torch.from_numpy(images * scale.reshape(shape)).half())
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32", "int64", "float16", "float32", "float64"])
@@ -342,7 +346,8 @@ def freed():
         ({"batch_size": "8"}, "batch_size"),
         ({"prefetch_depth": 0}, "depth"),
         ({"residency": "half"}, "half"),
-        ({"gather": "quickly"}, "quickly"),
+        ({"tuning": Tuning(gather="quickly")}, "quickly"),
+        ({"tuning": "host"}, "tuning is a penstock.Tuning"),
         ({"to": "float99"}, "float99"),
         ({"to": {"nobody": "float32"}}, "nobody"),
         ({"to": ["float32"]}, "entries"),
@@ -354,16 +359,19 @@ def freed():
         ({"seed": 2**64}, "seed is a whole number, 0 to"),
         ({"prefetch_depth": -1}, "prefetch_depth is a number of batches, 1 to 64, not -1"),
         ({"prefetch_depth": 1.5}, "prefetch_depth"),
-        ({"threads": 2**33}, "threads is a number of threads"),
-        ({"gather_blocks": -1}, "gather_blocks"),
+        ({"tuning": Tuning(threads=2**33)}, "threads is a number of threads"),
+        ({"tuning": Tuning(gather_blocks=-1)}, "gather_blocks"),
         ({"device_budget_bytes": -1}, "device_budget_bytes"),
-        ({"channel_axis": -1}, "channel_axis is an axis"),
+        ({"channel_axis": 1}, "does not take channel_axis"),
         ({"scale": 1 / 255}, "`scale` needs a field that `to` delivers"),
         ({"shift": [1, 2]}, "`shift` needs a field"),
         ({"to": "int64", "scale": 2}, "`scale` needs a field"),
         ({"to": "float32", "scale": {"nobody": 2}}, "`scale` names unknown fields: nobody"),
         ({"to": "float32", "shift": {"field1": 2}}, "'field1', which `to` does not deliver"),
         ({"to": "float32", "scale": "much"}, "`scale` is a number"),
+        ({"to": "float32", "scale": [1, 2, 3]}, r"3 numbers for 'field0', whose .* shape \(5, 7\).*none has 3"),
+        ({"to": "float32", "scale": range(5), "shift": range(7)}, "does not have 5 channels in axis 1"),
+        ({"data": np.zeros((3, 4, 4), np.uint8), "to": "float32", "shift": range(4)}, "more than one has 4.* reshape"),
         ({"num_workers": 4}, "does not take num_workers.*threads"),
         ({"pin_memory": True}, "does not take pin_memory"),
         ({"collate_fn": list}, "does not take collate_fn.*penstock.feed"),
@@ -384,6 +392,20 @@ def test_what_does_not_fit(images, arguments, message):
     arguments = {"data": (images, LABELS), "device": "host", "batch_size": 8, **arguments}
     with pytest.raises(penstock.InvalidArgument, match=message):
         penstock.Loader(**arguments)
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Tuning)])
+def test_what_tuning_holds_is_no_argument(images, name):
+    with pytest.raises(TypeError, match=rf"tuning=penstock\.Tuning\({name}=\.\.\.\)"):
+        penstock.Loader(images, 8, device="host", **{name: 1})
+
+
+def test_a_pickle_without_tuning_is_read(images):
+    loader = penstock.Loader(images, 10, True, "host", tuning=Tuning(gather="host", threads=2))
+    again, (arguments, state) = loader.__reduce__()
+    before = {**arguments, "channel_axis": 0, **dataclasses.asdict(arguments["tuning"])}
+    del before["tuning"]
+    assert again(before, state)._arguments["tuning"] == Tuning(gather="host", threads=2)
 
 
 def test_an_unknown_argument(images):
@@ -579,12 +601,12 @@ def test_a_budget_that_is_too_small(images):
 
 
 def test_batches_that_are_all_held_fail_at_once_if_they_are_to(images):
-    loader = penstock.Loader(images, 10, device="host", device_budget_bytes=3 * 768, when_full="fail")
+    loader = penstock.Loader(images, 10, device="host", device_budget_bytes=3 * 768, tuning=Tuning(when_full="fail"))
     with pytest.raises(penstock.OutOfMemory, match="batches are held"):
         list(loader)
     assert len([batch.shape for batch in loader]) == 10, "those that are dropped make room"
     with pytest.raises(penstock.InvalidArgument, match="use wait or fail"):
-        penstock.Loader(images, 10, device="host", when_full="hope")
+        penstock.Loader(images, 10, device="host", tuning=Tuning(when_full="hope"))
 
 
 def test_a_batch_that_another_thread_will_drop_is_waited_for(images):

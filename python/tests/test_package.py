@@ -22,7 +22,6 @@ def test_version_and_devices():
     devices = penstock.devices()
     assert devices[-1].spec == "host" and devices[-1].memory_bytes > 0
     assert "host" in repr(devices[-1])
-    assert all(isinstance(reason, str) for reason in penstock.missing_devices())
 
 
 def test_everything_public_is_there_and_says_what_it_does():

@@ -95,7 +95,9 @@ def test_a_batch_sampler_chooses_in_every_way(device, data, gather, residency):
     torch.manual_seed(6)
     batches = [torch.randint(COUNT, (int(size),)) for size in torch.randint(1, 17, (12,))]
     sampler = Listed(*(batch.tolist() for batch in batches))
-    loader = penstock.Loader(data, batch_sampler=sampler, device=device, gather=gather, residency=residency)
+    loader = penstock.Loader(
+        data, batch_sampler=sampler, device=device, residency=residency, tuning=penstock.Tuning(gather=gather)
+    )
     for _ in range(2):
         same(taken(loader), [data[batch] for batch in batches])
 

@@ -40,7 +40,8 @@ def test_two_ranks_have_one_copy_and_get_each_sample_once(tmp_path):
         """
         shared = penstock.SharedDataset(make)
         together("shared")
-        loader = penstock.Loader(shared, batch_size=64, shuffle=True, distributed=True, device="host", narrow=False)
+        tuning = penstock.Tuning(narrow=False)
+        loader = penstock.Loader(shared, 64, shuffle=True, distributed=True, device="host", tuning=tuning)
         seen = [[int(v) for v in batch["x"].astype(np.uint64).sum(1)] for batch in loader]
         total = int(shared.data["x"].astype(np.uint64).sum())
         answer(seen=sum(seen, []), total=total, made=shared.made_here, nbytes=shared.nbytes)

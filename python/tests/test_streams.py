@@ -270,7 +270,7 @@ def test_a_capsule_that_was_taken_leaves_the_memory_to_its_taker(version):
 def test_a_stream_that_takes_a_loaders_batch_waits_for_it(gather, stream):
     samples = random_bytes(64 * 1000).reshape(64, 1000)
     driver.delay_copies()
-    loader = penstock.Loader(samples, 64, device="cuda:0", gather=gather)
+    loader = penstock.Loader(samples, 64, device="cuda:0", tuning=penstock.Tuning(gather=gather))
     batch = next(iter(loader))
     on = driver.stream() if stream == "own" else 0
     taken = take(batch, on or None)
@@ -283,7 +283,7 @@ def test_a_stream_that_takes_a_loaders_batch_waits_for_it(gather, stream):
 def test_a_loaders_batch_is_there_for_who_orders_nothing(gather, protocol):
     samples = random_bytes(64 * 1000).reshape(64, 1000)
     driver.delay_copies()
-    loader = penstock.Loader(samples, 64, device="cuda:0", gather=gather)
+    loader = penstock.Loader(samples, 64, device="cuda:0", tuning=penstock.Tuning(gather=gather))
     batch = next(iter(loader))
     if protocol == "to_host":
         assert penstock.to_host(batch).tobytes() == samples.tobytes()
@@ -297,7 +297,7 @@ def test_a_loaders_batch_is_not_refilled_while_a_stream_reads_it(gather):
     samples = random_bytes(256 * 1000).reshape(256, 1000)
     driver.delay_work("cuMemcpyDtoHAsync", SOON_NS)
     stream, read = driver.stream(), []
-    for batch in penstock.Loader(samples, 16, device="cuda:0", gather=gather):
+    for batch in penstock.Loader(samples, 16, device="cuda:0", tuning=penstock.Tuning(gather=gather)):
         read.append(driver.read(stream, take(batch, stream).address, 16 * 1000))
         del batch
     assert b"".join(reading.bytes() for reading in read) == samples.tobytes()

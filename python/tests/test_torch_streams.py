@@ -173,7 +173,7 @@ def test_the_current_stream_waits_for_a_loaders_batch(gather):
     stream = driver.stream()
     driver.delay_copies()
     with stand_in_torch.current(stream):
-        loader = penstock.Loader(samples, 64, device="cuda:0", gather=gather)
+        loader = penstock.Loader(samples, 64, device="cuda:0", tuning=penstock.Tuning(gather=gather))
         batch = next(iter(loader))
     assert driver.read(stream, batch.address, samples.size).bytes() == samples.tobytes()
 
@@ -185,7 +185,7 @@ def test_a_loaders_batch_is_not_refilled_while_the_current_stream_reads_it(gathe
     driver.delay_work("cuMemcpyDtoHAsync", SOON_NS)
     stream, read = driver.stream(), []
     with stand_in_torch.current(stream):
-        for batch in penstock.Loader(samples, 16, device="cuda:0", gather=gather):
+        for batch in penstock.Loader(samples, 16, device="cuda:0", tuning=penstock.Tuning(gather=gather)):
             read.append(driver.read(stream, batch.address, 16 * 1000))
             del batch
     assert b"".join(reading.bytes() for reading in read) == samples.tobytes()

@@ -13,15 +13,30 @@ from .columns import Fields, cast
 _FLOATS = ("float16", "bfloat16", "float32")
 
 
-def field_options(fields: Fields, targets: list[str | None], scale: Any, shift: Any, channel_axis: int) -> list:
+def field_options(fields: Fields, targets: list[str | None], scale: Any, shift: Any) -> list:
     """What the C++ side takes: name, type, scale, shift and channel axis of each field that is changed."""
     scales = _per_field("scale", scale, fields.names, targets)
     shifts = _per_field("shift", shift, fields.names, targets)
     return [
-        (name, target, *numbers, channel_axis)
-        for name, target, *numbers in zip(fields.names, targets, scales, shifts, strict=True)
+        (name, target, scale, shift, _channel_axis(name, tuple(array.shape[1:]), max(scale, shift, key=len)))
+        for name, array, target, scale, shift in zip(fields.names, fields.arrays, targets, scales, shifts, strict=True)
         if target is not None
     ]
+
+
+def _channel_axis(name: str, shape: tuple[int, ...], numbers: list[float]) -> int:
+    """The axis of a sample that has as many elements as there are numbers."""
+    if len(numbers) < 2:
+        return 0
+    axes = [axis for axis, length in enumerate(shape) if length == len(numbers)]
+    if len(axes) == 1:
+        return axes[0]
+    found = "none" if not axes else "more than one"
+    raise InvalidArgument(
+        f"`scale` and `shift` have {len(numbers)} numbers for '{name}', whose samples have the shape {shape}: of its "
+        f"axes, {found} has {len(numbers)} elements. Pass one number, or reshape the samples so that only the axis of "
+        "the channels is so long, or scale the batch on the device."
+    )
 
 
 def targets_of(fields: Fields, to: Any) -> list[str | None]:
@@ -66,7 +81,7 @@ def _is_for(fields: Fields, i: int, target: str) -> bool:
     stored = _stored(fields.arrays[i])
     if fields.names[i] in fields.of_tables:
         return target in _FLOATS or _core.can_widen(stored, target)
-    return fields.arrays[i].ndim > 1 and (
+    return len(fields.arrays[i].shape) > 1 and (
         _core.can_widen(stored, target) or (target in _FLOATS and stored == "float64")
     )
 

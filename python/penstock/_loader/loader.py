@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import sys
 import threading
@@ -13,26 +14,29 @@ from .._checks import whole
 from .._engines import close_at_exit, engine_for, engines_of, group_for, refuse_other_receivers, relays_of
 from .._errors import Closed, InvalidArgument
 from .._process_group import ProcessGroup
-from .._statistics import LoaderStatistics
+from .._statistics import FeedStatistics
 from .columns import Samples, fields_of
 from .conversions import convert, field_options, targets_of
 from .sampler import UINT64, checked_state, share
 from .samplers import batches_of
 from .shared_dataset import SharedDataset
-
-_UINT32 = 2**32 - 1
+from .tuning import Tuning, native_options
 
 # Arguments of DataLoader that a Loader does not take, and what to write instead.
 _NOT_TAKEN = {
     **dict.fromkeys(
         ("num_workers", "worker_init_fn", "persistent_workers", "multiprocessing_context", "timeout"),
-        "its threads read the arrays in place, without worker processes. Leave it out; `threads` limits them",
+        "its threads read the arrays in place, without worker processes. Leave it out; `penstock.Tuning(threads=...)` "
+        "limits them",
     ),
     **dict.fromkeys(("pin_memory", "pin_memory_device"), "it locks memory by itself. Leave it out"),
+    "channel_axis": "`scale` and `shift` are for the axis of a sample that is as long as they are. Leave it out",
     "prefetch_factor": "`prefetch_depth` is the number of all batches that run ahead. Use that",
     "generator": "the order follows from `seed` and the epoch. Pass `seed`, or a sampler with a generator",
     "collate_fn": "samples are batched as they are stored. For your own, use penstock.feed(DataLoader(...))",
 }
+
+_TUNED = frozenset(field.name for field in dataclasses.fields(Tuning))
 
 
 class Loader:
@@ -76,23 +80,14 @@ class Loader:
       once, converted, into memory. A name alone means those of tables, and float64 of any array with axes. Integers
       that the type would round are refused.
     - `scale`, `shift`: value * scale + shift in float32, for fields that `to` delivers as float32, float16 or
-      bfloat16: a number, one number for each index of `channel_axis` (of a sample's axes), or a dict of these.
+      bfloat16: a number, or as many as one axis of a sample is long (the channels), or a dict of these.
     - `rank`, `world_size`: this process's share, by the rules of DistributedSampler. `distributed=True` takes them
       from torch.distributed if that is in use, otherwise from the environment that torchrun sets. If several
       processes train together and neither is given, a NotShardedWarning says so when iteration begins.
     - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
     - `prefetch_depth`: batches ahead, 1 to 64.
-    - `gather`: "automatic"; "host": threads gather the samples; "zero-copy": a kernel reads them from your arrays, with
-      `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" does not
-      choose "copy-engine"); "copy-engine": the GPU's copy engines fetch them, best for samples of 64 KiB and more.
-    - `narrow`: integers cross the link in the narrowest type that holds them all.
-    - `device_budget_bytes`: most device memory; 0: half of the free memory. `threads`: how many gather; 0: at most 8.
-    - `row_budget_bytes`: arrays in memory with samples of 64 bytes or less, such as the columns of a table, are copied
-      into rows at the beginning, a row for each sample, and travel together. This is the most locked host memory that
-      the rows take; 0: an eighth of the machine's, shared between the processes that torchrun started on it. What
-      does not fit is read where it lies.
-    - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
-      for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
+    - `device_budget_bytes`: most device memory; 0: half of the free memory.
+    - `tuning`: a `penstock.Tuning`, for experiments: how samples are gathered, by how many threads, and the like.
 
     Attributes: `device`, `devices` (of a group, or `device` and those that relay to it), `batch_size`, `drop_last`, and
     `dataset`, which has a length and gives single samples. A Loader can be pickled with its data; the copy goes on
@@ -114,7 +109,6 @@ class Loader:
         to: Any = None,
         scale: Any = None,
         shift: Any = None,
-        channel_axis: int = 0,
         seed: int = 0,
         drop_last: bool = False,
         rank: int | None = None,
@@ -122,18 +116,15 @@ class Loader:
         distributed: bool = False,
         prefetch_depth: int = 2,
         residency: str | float = "none",
-        gather: str = "automatic",
-        gather_blocks: int = 0,
-        narrow: bool = True,
         device_budget_bytes: int = 0,
-        row_budget_bytes: int = 0,
-        threads: int = 0,
-        when_full: str = "wait",
+        tuning: Tuning | None = None,
         **not_taken: NoReturn,
     ):
         for name in not_taken:
             _refuse(name)
-        channel_axis = whole("channel_axis", channel_axis, 0, what="an axis of a sample")
+        tuning = Tuning() if tuning is None else tuning
+        if not isinstance(tuning, Tuning):
+            raise InvalidArgument(f"tuning is a penstock.Tuning, not {tuning!r}.")
         fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
         targets = targets_of(fields, to)
         fields = convert(fields, targets)
@@ -142,11 +133,9 @@ class Loader:
             kept, to = fields.build(fields.arrays), targets
         self._arguments = {
             **dict(data=kept, batch_size=batch_size, shuffle=shuffle, device=device, to=to, scale=scale, shift=shift),
-            **dict(channel_axis=channel_axis, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size),
-            **dict(distributed=distributed, prefetch_depth=prefetch_depth, residency=residency, gather=gather),
-            **dict(gather_blocks=gather_blocks, narrow=narrow, device_budget_bytes=device_budget_bytes),
-            **dict(row_budget_bytes=row_budget_bytes),
-            **dict(threads=threads, when_full=when_full, sampler=sampler, batch_sampler=batch_sampler),
+            **dict(seed=seed, drop_last=drop_last, rank=rank, world_size=world_size, distributed=distributed),
+            **dict(prefetch_depth=prefetch_depth, residency=residency, device_budget_bytes=device_budget_bytes),
+            **dict(tuning=tuning, sampler=sampler, batch_sampler=batch_sampler),
         }
         processes = group if isinstance(group, ProcessGroup) else None
         if processes is not None:
@@ -187,7 +176,7 @@ class Loader:
                 engines = where = receivers
         self.devices = [engine.spec for engine in engines]
         self.device = " and ".join(engine.spec for engine in receivers)
-        options = field_options(fields, targets, scale, shift, channel_axis)
+        options = field_options(fields, targets, scale, shift)
         for engine in receivers:
             _need_bfloat16(engine, options)
         self._native = native(
@@ -203,14 +192,9 @@ class Loader:
             world_size=world_size,
             prefetch_depth=whole("prefetch_depth", prefetch_depth, 1, 64, what="a number of batches"),
             residency=str(residency),
-            gather=gather,
-            gather_blocks=whole("gather_blocks", gather_blocks, 0, _UINT32, what="a number of blocks"),
-            narrow=bool(narrow),
             data_may_change=False,
             device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
-            row_budget_bytes=_row_budget(row_budget_bytes),
-            threads=whole("threads", threads, 0, _UINT32, what="a number of threads"),
-            when_full=str(when_full),
+            **native_options(tuning),
         )
         # The epoch that the next iteration begins; None if it goes on where the loader stands.
         self._next_epoch: int | None = None
@@ -268,10 +252,10 @@ class Loader:
         bytes each link has carried. With a ProcessGroup, the first line says what part this process brings."""
         return self._native.describe()
 
-    def stats(self) -> LoaderStatistics:
+    def stats(self) -> FeedStatistics:
         """The loader's account so far, which `penstock feed` also prints."""
         figures, timeline = self._native.stats(), self._native.timeline()
-        return LoaderStatistics(self.device, lambda: figures, lambda: timeline)
+        return FeedStatistics(self.device, lambda: figures, lambda: timeline)
 
     def device_stats(self) -> list[_core.FeedStatistics]:
         """Of a group, or with relays: the account of the parts that each of `devices` has pulled over its own link.
@@ -363,21 +347,27 @@ class LoaderIterator:
 
 
 def _again(arguments: dict[str, Any], state: dict[str, Any] | None) -> Loader:
-    loader = Loader(**arguments)
+    loader = Loader(**_with_tuning(arguments))
     if state is not None:
         loader.load_state_dict(state)
     return loader
 
 
+def _with_tuning(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Of a pickle whose Loader took what `tuning` holds, and the axis of its channels, as arguments of its own."""
+    if "tuning" in arguments:
+        return arguments
+    tuning = Tuning(**{name: value for name, value in arguments.items() if name in _TUNED})
+    others = {name: value for name, value in arguments.items() if name not in _TUNED | {"channel_axis"}}
+    return {**others, "tuning": tuning}
+
+
 def _refuse(name: str) -> None:
+    if name in _TUNED:
+        raise TypeError(f"Loader() takes {name} in `tuning`: write Loader(..., tuning=penstock.Tuning({name}=...)).")
     if name in _NOT_TAKEN:
         raise InvalidArgument(f"A Loader does not take {name}: {_NOT_TAKEN[name]}.")
     raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
-
-
-def _row_budget(given: int) -> int:
-    given = whole("row_budget_bytes", given, 0, what="a number of bytes")
-    return given or _core.default_row_budget(_core.host_memory_bytes()) // _others.processes_of_host()
 
 
 def _need_bfloat16(engine: _core.Engine, options: list) -> None:
