@@ -1,10 +1,11 @@
 #include "doctor/report/gain_comparison.hpp"
 
+#include "doctor/rules/rule.hpp"
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string_view>
 
@@ -23,9 +24,9 @@ const Finding* find(const Diagnosis& diagnosis, std::string_view id, std::uint16
   return nullptr;
 }
 
-/// A program without waits for its loader is not examined for them, and has none.
 bool was_examined(const Diagnosis& diagnosis, std::string_view id) {
-  return id == "waiting-for-data" ||
+  const Rule* const rule = find_rule(id);
+  return (rule != nullptr && rule->may_be_unexamined) ||
          std::ranges::none_of(diagnosis.not_examined, [id](const NotExamined& missing) {
            return std::ranges::find(missing.names, id) != missing.names.end();
          });
@@ -73,10 +74,9 @@ std::optional<GainRange> range_of_changes(const std::vector<FindingChange>& chan
   return range;
 }
 
-/// A change to these may save kernels, too: those that widen or put together what is copied.
 bool may_change_kernels(const FindingChange& change) {
-  constexpr std::array<std::string_view, 3> kIds{"small-copies", "widened-copies", "round-trips"};
-  return (change.gone || !change.before) && std::ranges::find(kIds, change.id) != kIds.end();
+  const Rule* const rule = find_rule(change.id);
+  return (change.gone || !change.before) && rule != nullptr && rule->changes_kernels;
 }
 
 /// Kernels of a step before and after, if steps are not the same work.

@@ -1,6 +1,6 @@
 #include "doctor/read/recording_format.hpp"
 #include "doctor/rules/copy_times.hpp"
-#include "doctor/rules/device_view.hpp"
+#include "doctor/rules/rule.hpp"
 #include "doctor/rules/rule_tools.hpp"
 #include "doctor/rules/stream_order.hpp"
 #include "doctor/timeline/frame_names.hpp"
@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -234,8 +235,6 @@ bool follows(const DeviceView& view, const ViewedCopy& left, const ViewedCopy& b
   return from == to || (from + 1 == to && is_in_order_of_lines(view, left, back));
 }
 
-}  // namespace
-
 std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   const auto copies = copies_that(
       view, [](const ViewedCopy& viewed) { return is_large_input(viewed, MemoryKind::pageable); });
@@ -255,11 +254,6 @@ std::optional<Finding> find_pageable_copies(const DeviceView& view) {
   finding.meaning =
       "The driver first moves pageable memory through a small buffer of its own, and the host waits "
       "meanwhile.";
-  finding.change =
-      "DataLoader(..., pin_memory=True), or x copied to a pinned buffer that you keep; x = x.to(device, "
-      "non_blocking=True)";
-  finding.penstock_change =
-      "for batch in penstock.feed(loader): ...; penstock.to_device(x) for what no loader makes";
   return finding;
 }
 
@@ -286,8 +280,6 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
       "before the copies begin, and the GPU idles {} after.",
       count_text(view, finding), format_seconds(waited), format_seconds(waited_before), format_seconds(gap));
   finding.meaning = "The memory is pinned, so the copy could run by itself while the host launches kernels.";
-  finding.change = "x = x.to(device, non_blocking=True)";
-  finding.penstock_change = "for batch in penstock.feed(loader): ...";
   return finding;
 }
 
@@ -326,10 +318,6 @@ std::optional<Finding> find_default_stream_waits(const DeviceView& view) {
   finding.meaning =
       "Work on the default stream waits for earlier work of every stream that was made without "
       "cudaStreamNonBlocking, and their later work waits for it.";
-  finding.change =
-      "copy the next batch on a torch.cuda.Stream(), or make the stream non-blocking, such as "
-      "cupy.cuda.Stream(non_blocking=True)";
-  finding.penstock_change = "for batch in penstock.feed(loader): ...";
   return finding;
 }
 
@@ -375,8 +363,6 @@ std::optional<Finding> find_small_copies(const DeviceView& view) {
       "runs.",
       count_text(view, finding), format_seconds(alone));
   finding.meaning = "Each copy costs the host and the link some microseconds, whatever its size.";
-  finding.change = "collate the tensors of one type into one, copy it, and split it on the GPU";
-  finding.penstock_change = "batch = penstock.to_device(batch)";
   return finding;
 }
 
@@ -436,8 +422,6 @@ std::optional<Finding> find_same_data_again(const DeviceView& view) {
       "Data that stays on the GPU does not cross the link again. Only {} of each copy were compared, at {} "
       "places all over it: data that differs elsewhere looks the same.",
       format_bytes(recording::kSampleBytes), recording::kSamplePieces);
-  finding.change = "x = x.to(device) once, before the loop";
-  finding.penstock_change = "penstock.Loader(..., residency=\"auto\")";
   return finding;
 }
 
@@ -469,7 +453,6 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
       count_text(view, finding), format_seconds(without_kernels),
       view.waits.spans().empty() ? "" : ", apart from waits for a loader");
   finding.meaning = "If it is the same data, it could stay on the GPU. Only the sizes were compared.";
-  finding.change = "compute it on the GPU, without .cpu() and .numpy()";
   return finding;
 }
 
@@ -500,10 +483,6 @@ std::optional<Finding> find_contended_copies(const DeviceView& view) {
   finding.meaning =
       "A GPU copies in one direction in the order of the calls. A small copy behind a large one waits for "
       "all of it, whatever their streams.";
-  finding.change =
-      "call the copy that is needed first before the large one, or make that in parts: for part in "
-      "batch.split(rows): ...";
-  finding.penstock_change = "for batch in penstock.feed(loader): ...   sends a batch's tensors together";
   return finding;
 }
 
@@ -545,5 +524,140 @@ std::optional<Finding> find_far_memory(const DeviceView& view) {
                                   "GPU's node";
   return finding;
 }
+
+constexpr auto kCopyRules = std::to_array<Rule>({
+    {.id = "pageable-copies",
+     .needs = Needs(Need::memory_kinds, Need::sizes),
+     .find = find_pageable_copies,
+     .advice =
+         {"DataLoader(..., pin_memory=True), or x copied to a pinned buffer that you keep; x = x.to(device, "
+          "non_blocking=True)",
+          "for batch in penstock.feed(loader): ...; penstock.to_device(x) for what no loader makes"},
+     .compiled_advice =
+         Advice{"cudaMallocHost(&batch, bytes) once; cudaMemcpyAsync(x, batch, bytes, "
+                "cudaMemcpyHostToDevice, stream)",
+                "penstock::TransferEngine engine(device); stream.wait(engine.copy(x, batch, bytes))"},
+     .row =
+         {"copies of more than 64 KiB come from pageable memory. Smaller ones do not make the host wait",
+          "the exposed time, less the share that pinned memory would take",
+          "the exposed time and all that the GPU idles, at most the time of the copies and of their calls"}},
+    {.id = "blocking-copies",
+     .needs = Needs(Need::calls, Need::memory_kinds, Need::sizes),
+     .find = find_blocking_copies,
+     .advice = {"x = x.to(device, non_blocking=True)", "for batch in penstock.feed(loader): ..."},
+     .compiled_advice = Advice{"cudaMemcpyAsync in place of cudaMemcpy, and no synchronization behind it",
+                               "stream.wait(engine.copy(x, batch, bytes))"},
+     .row = {"the host waits for copies of more than 64 KiB from pinned memory, at most 10 µs after their "
+             "call, or in the same operator or line",
+             "half of what the GPU idles after them, or of the wait if it is shorter",
+             "the exposed time and all that the GPU idles, at most the wait"}},
+    {.id = "exposed-copies",
+     .needs = Needs(Need::calls, Need::memory_kinds, Need::sizes),
+     .find = find_exposed_copies,
+     .advice = {"", ""},
+     .compiled_advice = Advice{"copy the next batch on a stream of its own while this one is used",
+                               "penstock::Loader loader(dataset, device, options); while (auto batch = "
+                               "loader.next(stream)) ..."},
+     .row = {"asynchronous copies of more than 64 KiB from pinned memory are exposed for 5 % of a step",
+             "half of the exposed time, at most of that of kernels which hide nothing yet",
+             "twice that, and what the GPU idles before and after"}},
+    {.id = "default-stream-waits",
+     .needs = Needs(Need::calls, Need::sizes, Need::stream_kinds),
+     .find = find_default_stream_waits,
+     .advice = {"copy the next batch on a torch.cuda.Stream(), or make the stream non-blocking, such as "
+                "cupy.cuda.Stream(non_blocking=True)",
+                "for batch in penstock.feed(loader): ..."},
+     .compiled_advice =
+         Advice{"cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking); copy the next batch there, and "
+                "let events "
+                "order the two. nvcc --default-stream per-thread also does without the default stream",
+                "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
+                "..."},
+     .row = {"asynchronous copies of more than 64 KiB from pinned memory [wait for kernels, or these for "
+             "them](#the-default-stream), only because one of the two is on the default stream. They are "
+             "exposed for 5 % of a step. `exposed-copies` leaves them out",
+             "as of `exposed-copies`", "as of `exposed-copies`"}},
+    {.id = "small-copies",
+     .needs = Needs(Need::sizes),
+     .find = find_small_copies,
+     .advice = {"collate the tensors of one type into one, copy it, and split it on the GPU",
+                "batch = penstock.to_device(batch)"},
+     .compiled_advice = Advice{"put the pieces side by side in one pinned buffer, and copy that",
+                               "engine.copy_pieces(pieces, penstock::CopyDirection::h2d)"},
+     .changes_kernels = true,
+     .row = {"16 copies a step of at most 64 KiB, by the mean, follow each other without a kernel and with "
+             "gaps of at most 200 µs",
+             "half of the time from the first to the last of them, less one copy: by the profile, or 10 µs "
+             "and its bytes at 10 GB/s",
+             "twice that. Or, if it is more, as that copy may be hidden: their exposed time and all that the "
+             "GPU idles, at most the calls of the copies"}},
+    {.id = "widened-copies",
+     .needs = Needs(Need::sizes, Need::values),
+     .find = find_widened_copies,
+     .advice = {"", ""},
+     .compiled_advice =
+         Advice{"copy the narrow values, and widen them in a kernel",
+                "penstock::Loader loader(dataset, device, {.fields = {{.to = penstock::DType::float32}}})"},
+     .moves_less = true,
+     .changes_kernels = true,
+     .row = {"in a trace: `copy_` widens values, and as many wide bytes, more than 64 KiB, are copied. In a "
+             "recording: copies of more than 64 KiB take float32 to a GPU, and [a sample](#widened-values) "
+             "says that a narrower type holds it",
+             "half of the next", "the exposed time that the narrow bytes would not take"}},
+    {.id = "same-data-again",
+     .needs = Needs(Need::sizes, Need::contents),
+     .find = find_same_data_again,
+     .advice = {"x = x.to(device) once, before the loop", "penstock.Loader(..., residency=\"auto\")"},
+     .compiled_advice =
+         Advice{
+             "copy it once, before the loop",
+             "penstock::Loader loader(dataset, device, {.residency = penstock::Residency::parse(\"auto\")})"},
+     .moves_less = true,
+     .row = {"a GPU is sent bytes in copies of more than 64 KiB that it was sent before, as "
+             "[hashes](#contents-of-copies) tell",
+             "half of the exposed time of all but the first of them",
+             "that time, and what the GPU idles before"}},
+    {.id = "round-trips",
+     .needs = Needs(Need::steps, Need::sizes),
+     .find = find_round_trips,
+     .advice = {"compute it on the GPU, without .cpu() and .numpy()", ""},
+     .compiled_advice = Advice{"compute it on the GPU", ""},
+     .moves_less = true,
+     .changes_kernels = true,
+     .row = {"a copy of more than 64 KiB to the host is followed by one of the same size back: in the same "
+             "step, or in the next one if a recording tells that one function calls both, the copy back from "
+             "a later line",
+             "0: it may be other data",
+             "the time from the beginning of the one to the end of the other in which no kernel runs, "
+             "without waits for a loader"}},
+    {.id = "contended-copies",
+     .needs = Needs(Need::calls),
+     .find = find_contended_copies,
+     .advice = {"call the copy that is needed first before the large one, or make that in parts: for part in "
+                "batch.split(rows): ...",
+                "for batch in penstock.feed(loader): ...   sends a batch's tensors together"},
+     .compiled_advice =
+         Advice{"call the copy that is needed first before the large one, or make that in parts of some MiB",
+                "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
+                "..."},
+     .row = {"copies to the GPU, each with a kernel next on its stream, wait longer than they take for "
+             "copies of other streams: those were called before, and run one after the other with gaps of at "
+             "most 5 µs up to its beginning. In 5 % of a step no kernel runs meanwhile",
+             "half of that time, at most of that in which nothing is copied to the GPU", "that time"}},
+    {.id = "far-memory",
+     .needs = Needs(Need::sizes, Need::nodes),
+     .find = find_far_memory,
+     .advice = {"", ""},
+     .row = {"copies of more than 64 KiB are exposed for 5 % of a step, and their host memory is known to "
+             "lie at another NUMA node than the GPU's. Or it is pageable, and the thread that copies it runs "
+             "at another node",
+             "0",
+             "their exposed time. With a profile, less the share that pinned memory at the GPU's node would "
+             "take"}},
+});
+
+}  // namespace
+
+std::span<const Rule> copy_rules() { return kCopyRules; }
 
 }  // namespace penstock

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -32,23 +31,36 @@ struct ViewedCopy {
   bool is_held = false;               ///< by the default stream (default_stream.hpp)
 };
 
+/// What the views of a timeline's devices share. It stays where it is: views and copies refer to it.
+struct TimelineView {
+  explicit TimelineView(const Timeline& viewed);
+  TimelineView(const TimelineView&) = delete;
+  TimelineView& operator=(const TimelineView&) = delete;
+
+  const Timeline& timeline;
+  TimeSpan window;  ///< what accounts and findings are of
+  /// Of all threads. If the host runs ahead, those of the window's copies come before it.
+  std::vector<KnownCall> calls;
+  std::vector<ViewedCopy> copies;               ///< of all devices, in the order of their beginnings
+  std::set<const KnownCall*> waits_for_inputs;  ///< synchronizations that belong to large copies to a device
+};
+
 /// What the rules look at: one device's part of a timeline.
 struct DeviceView {
   const Timeline& timeline;
-  const HostActivity& host;
-  const DeviceAccount& account;
-  const SpanIndex& kernels;
-  const SpanIndex& busy;                   ///< kernels and copies
-  const SpanIndex& waits;                  ///< for a DataLoader
-  const SpanIndex& explained;              ///< these, and the start of CUDA: no part of what others gain
-  const std::vector<QuietTime>& own_work;  ///< of the program
-  /// Of all threads. If the host runs ahead, those of the window's copies come before it.
-  const std::vector<KnownCall>& calls;
-  /// Synchronizations that belong to large copies to a device, whichever it is.
-  const std::set<const KnownCall*>& waits_for_inputs;
-  const std::vector<bool>& host_steps;  ///< by step: threads that launch kernels make calls in it
-  std::vector<bool> device_steps;       ///< by step: the device's kernels or copies begin in it
-  std::vector<ViewedCopy> copies;       ///< in the order of their beginnings
+  const std::vector<KnownCall>& calls;                 ///< as of TimelineView
+  const std::set<const KnownCall*>& waits_for_inputs;  ///< as of TimelineView
+  HostActivity host;
+  DeviceAccount account;
+  SpanIndex kernels;
+  SpanIndex busy;                   ///< kernels and copies
+  SpanIndex waits;                  ///< for a DataLoader
+  SpanIndex explained;              ///< these, and the start of CUDA: no part of what others gain
+  std::vector<QuietTime> own_work;  ///< of the program
+  std::vector<bool> host_steps;     ///< by step: threads that launch kernels make calls in it
+  std::vector<bool> device_steps;   ///< by step: the device's kernels or copies begin in it
+  std::vector<ViewedCopy> copies;   ///< in the order of their beginnings
+  /// Bytes per second that pinned memory is taken to reach on its way to the device; 0: not known.
   double h2d_ceiling = 0;
   const LinkProfile* profile = nullptr;  ///< of the recorded machine; null: not known
 
@@ -63,25 +75,8 @@ struct DeviceView {
   [[nodiscard]] double steps() const { return static_cast<double>(std::max<std::size_t>(account.steps, 1)); }
 };
 
-/// The rules of docs/doctor.md, each a pure function. nullopt: nothing was found.
-using Rule = std::optional<Finding> (*)(const DeviceView&);
-std::optional<Finding> find_waiting_for_data(const DeviceView& view);
-std::optional<Finding> find_host_work(const DeviceView& view);
-std::optional<Finding> find_pageable_copies(const DeviceView& view);
-std::optional<Finding> find_blocking_copies(const DeviceView& view);
-std::optional<Finding> find_exposed_copies(const DeviceView& view);
-std::optional<Finding> find_default_stream_waits(const DeviceView& view);
-std::optional<Finding> find_same_data_again(const DeviceView& view);
-std::optional<Finding> find_small_copies(const DeviceView& view);
-std::optional<Finding> find_widened_copies(const DeviceView& view);
-std::optional<Finding> find_round_trips(const DeviceView& view);
-std::optional<Finding> find_contended_copies(const DeviceView& view);
-std::optional<Finding> find_far_memory(const DeviceView& view);
-std::optional<Finding> find_synchronizations(const DeviceView& view);
-std::optional<Finding> find_pinning(const DeviceView& view);
-std::optional<Finding> find_device_allocations(const DeviceView& view);
-
-/// What other threads' waits for the device may cost. nullopt: about nothing.
-std::optional<NotExamined> waits_of_other_threads(const DeviceView& view);
+/// Both outlive the view.
+[[nodiscard]] DeviceView view_device(const TimelineView& of, std::uint16_t device,
+                                     const DiagnosisOptions& options);
 
 }  // namespace penstock

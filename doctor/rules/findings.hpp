@@ -83,7 +83,7 @@ struct Diagnosis {
 };
 
 /// The ids of all rules.
-[[nodiscard]] std::span<const std::string_view> finding_ids() noexcept;
+[[nodiscard]] std::span<const std::string_view> finding_ids();
 
 /// Applies all rules to each device. A pure function of the timeline.
 [[nodiscard]] Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& options = {});

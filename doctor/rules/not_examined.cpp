@@ -2,6 +2,7 @@
 
 #include "doctor/read/recording_format.hpp"
 #include "doctor/rules/device_view.hpp"
+#include "doctor/rules/rule.hpp"
 #include "doctor/timeline/device_account.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -51,7 +52,7 @@ using List = std::vector<NotExamined>;
 
 void add_steps(List& list, const Timeline& timeline) {
   if (timeline.steps.empty()) {
-    list.push_back({{"round-trips", "step"},
+    list.push_back({ids_that_need(Need::steps, {"step"}),
                     is_trace(timeline) ? "No steps are marked, and no sequence of kernels and copies repeats "
                                          "as steps do. So all figures are of the whole recording. Call the "
                                          "profiler's step() in the loop."
@@ -60,8 +61,9 @@ void add_steps(List& list, const Timeline& timeline) {
                                          "of the whole recording."});
   }
   if (timeline.steps.size() < kSteadySteps) {
-    std::vector<std::string> names{"pinning", "device-allocations"};
-    if (!is_trace(timeline)) names.emplace_back("host-work");
+    std::vector<std::string> of_recordings;
+    if (!is_trace(timeline)) of_recordings = ids_that_need(Need::recorded_steady_steps);
+    std::vector<std::string> names = ids_that_need(Need::steady_steps, std::move(of_recordings));
     list.push_back(
         {std::move(names),
          fmt::format("Pinning{} after the first steps: fewer than 4 steps were recorded.",
@@ -78,13 +80,13 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
   }
   if (!host.observed) {
     list.push_back(
-        {{"waiting-for-data", "waiting_for_data", "launch_or_sync", "other_idle"},
+        {ids_that_need(Need::loader_waits, {"waiting_for_data", "launch_or_sync", "other_idle"}),
          trace && !timeline.has_ops && !timeline.has_frames
              ? "Why the GPU idles: the host was not recorded. Profile with ProfilerActivity.CPU too."
              : "Why the GPU idles: not all calls of CUDA were recorded."});
   } else if (host.waits.empty()) {
     list.push_back(
-        {{"waiting-for-data", "waiting_for_data"},
+        {ids_that_need(Need::loader_waits, {"waiting_for_data"}),
          trace
              ? "Waiting for data: the thread that launches kernels called next() of no DataLoader. Waits for "
                "another loader count as other idle time."
@@ -96,13 +98,13 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
 void add_looks(List& list, const Timeline& timeline, const HostActivity& host) {
   if (timeline.has_looks || !host.observed) return;
   if (is_trace(timeline)) {
-    list.push_back({{"host-work"},
+    list.push_back({ids_that_need(Need::looks),
                     "The program's own work between calls of CUDA: no stacks were recorded. Profile with "
                     "with_stack=True."});
     return;
   }
   list.push_back(
-      {{"host-work"},
+      {ids_that_need(Need::looks),
        "The program's own work between calls of CUDA: no thread that launches kernels was looked at. "
        "Threads of Python are, unless lines are left out. Earlier recorders did not look."});
 }
@@ -113,7 +115,7 @@ void add_memory(List& list, const Timeline& timeline) {
   });
   if (unknown > 0) {
     list.push_back(
-        {{"pageable-copies", "blocking-copies", "exposed-copies"},
+        {ids_that_need(Need::memory_kinds),
          fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
                      unknown)});
   }
@@ -123,8 +125,7 @@ void add_sizes(List& list, const Timeline& timeline) {
   const auto unknown =
       std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) { return copy.bytes == 0; });
   if (unknown == 0) return;
-  list.push_back({{"pageable-copies", "blocking-copies", "exposed-copies", "default-stream-waits",
-                   "small-copies", "widened-copies", "same-data-again", "round-trips", "far-memory"},
+  list.push_back({ids_that_need(Need::sizes),
                   fmt::format("Sizes of copies: the bytes of {} copies are not recorded. No finding about "
                               "copies has these.",
                               unknown)});
@@ -161,7 +162,7 @@ bool has_contents_within(const TimelineCopy& copy, TimeSpan window) {
 void add_values(List& list, const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) {
     if (timeline.has_types) return;
-    list.push_back({{"widened-copies"},
+    list.push_back({ids_that_need(Need::values),
                     "Values widened before the copy: no types were recorded. Profile with "
                     "record_shapes=True."});
     return;
@@ -175,7 +176,7 @@ void add_values(List& list, const Timeline& timeline, TimeSpan window) {
   }
   if (unknown == 0) return;
   list.push_back(
-      {{"widened-copies"},
+      {ids_that_need(Need::values),
        fmt::format(
            "Values widened before the copy: those of {} copies of more than 64 KiB are not known.{}", unknown,
            is_of_earlier_recorder ? " Earlier recorders did not look. Record it again with this version."
@@ -187,9 +188,10 @@ void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
     return has_contents_within(copy, window) && copy.contents == 0;
   });
   if (is_trace(timeline)) {
-    list.push_back({{"same-data-again"}, "The same data sent again: a trace has no contents of copies."});
+    list.push_back(
+        {ids_that_need(Need::contents), "The same data sent again: a trace has no contents of copies."});
   } else if (without_contents > 0) {
-    list.push_back({{"same-data-again"},
+    list.push_back({ids_that_need(Need::contents),
                     fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are "
                                 "not known.",
                                 without_contents)});
@@ -199,13 +201,13 @@ void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
 void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) {
     list.push_back(
-        {{"far-memory", "default-stream-waits"},
+        {ids_that_need(Need::nodes, ids_that_need(Need::stream_kinds)),
          "The NUMA node and the default stream: only a recording of the doctor's own tells them."});
     return;
   }
   if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
     list.push_back(
-        {{"far-memory"},
+        {ids_that_need(Need::nodes),
          fmt::format("Copies between NUMA nodes: the GPU's node, or that of the memory, is not known for {} "
                      "copies of more than 64 KiB. Containers often forbid to ask for it (move_pages).",
                      without_node)});
@@ -225,7 +227,7 @@ std::string why_kinds_are_unknown(const Timeline& timeline) {
 void add_streams(List& list, const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) return;
   if (const std::size_t unknown = streams_of_unknown_kind(timeline, window); unknown > 0) {
-    list.push_back({{"default-stream-waits"},
+    list.push_back({ids_that_need(Need::stream_kinds),
                     fmt::format("Copies and kernels that wait for the default stream: of {} streams it is "
                                 "not known whether they do. {}",
                                 unknown, why_kinds_are_unknown(timeline))});
@@ -272,8 +274,7 @@ std::vector<NotExamined> not_recorded(const Timeline& timeline) {
   }
   if (const std::string why = why_calls_are_missing(timeline); !why.empty()) {
     list.push_back(
-        {{"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits", "contended-copies",
-          "pinning", "device-allocations", "host-work"},
+        {ids_that_need(Need::calls),
          "Synchronizations, blocking copies, asynchronous ones, copies that wait for others or for "
          "the default stream, pinning, allocations and the program's own work: " +
              why});

@@ -1,9 +1,11 @@
 #pragma once
 
+#include "doctor/rules/device_view.hpp"
 #include "doctor/rules/findings.hpp"
 #include "doctor/timeline/device_activity.hpp"
 #include "doctor/timeline/timeline.hpp"
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +19,9 @@ namespace penstock {
 /// things than a trace. `window`: what the account is of.
 [[nodiscard]] std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivity& host,
                                                     TimeSpan window);
+
+/// What other threads' waits for the device may cost. nullopt: about nothing.
+[[nodiscard]] std::optional<NotExamined> waits_of_other_threads(const DeviceView& view);
 
 /// True if one of them has this name, of a finding or of a part of the account.
 [[nodiscard]] bool is_among(const std::vector<NotExamined>& list, std::string_view name);

@@ -169,4 +169,9 @@ std::size_t step_at(const DeviceView& view, TraceTime time) {
   return static_cast<std::size_t>(std::max<std::ptrdiff_t>(after - steps.begin() - 1, 0));
 }
 
+std::size_t first_steady_step(const DeviceView& view) {
+  constexpr double kWarmUp = 0.25;  // of the steps
+  return static_cast<std::size_t>(kWarmUp * static_cast<double>(view.timeline.steps.size()));
+}
+
 }  // namespace penstock

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "doctor/rules/device_view.hpp"
+#include "doctor/rules/findings.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -58,6 +59,9 @@ class Places {
 /// The conversion that a copy's operator made before it copied `bytes`; null if it made none.
 [[nodiscard]] const TimelineWidening* widening_around(const DeviceView& view, const KnownCall& made,
                                                       std::uint64_t bytes);
+
+/// The first of the steps after those in which a program still gets ready.
+[[nodiscard]] std::size_t first_steady_step(const DeviceView& view);
 
 /// The step that is on at a time, counted from 0.
 [[nodiscard]] std::size_t step_at(const DeviceView& view, TraceTime time);
