@@ -16,7 +16,6 @@
 #include <limits>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -234,7 +233,7 @@ HostWorkers::HostWorkers(HostWorkersOptions options) : state_(std::make_unique<S
     for (std::size_t i = 1; i < state_->options.threads; ++i) {
       state_->workers.push_back(start_thread("penstock-worker", [state = state_.get()] { state->run(); }));
     }
-  } catch (const std::system_error& error) {
+  } catch (const Unsupported& error) {
     log_warning(std::string("host threads work with fewer than were asked for: ") + error.what());
   }
 }

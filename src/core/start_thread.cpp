@@ -1,9 +1,13 @@
 #include "core/shared/start_thread.hpp"
 
+#include <penstock/core/error.hpp>
+
 #include <pthread.h>
 #include <sys/prctl.h>
 
 #include <csignal>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace penstock {
@@ -35,12 +39,18 @@ bool is_own_thread() noexcept { return is_own; }
 
 std::thread start_thread(const char* name, std::function<void()> body) {
   const SignalShield shield;
-  return std::thread([name, run = std::move(body)] {
-    is_own = true;
-    pthread_setname_np(pthread_self(), name);
-    prctl(PR_SET_TIMERSLACK, 1UL);  // ns
-    run();
-  });
+  try {
+    return std::thread([name, run = std::move(body)] {
+      is_own = true;
+      pthread_setname_np(pthread_self(), name);
+      prctl(PR_SET_TIMERSLACK, 1UL);  // ns
+      run();
+    });
+  } catch (const std::system_error& error) {
+    throw Unsupported(
+        std::string("The system does not start a thread (") + name + "): " + error.code().message() +
+        ". Raise the limit of processes and threads (`ulimit -u`, or pids.max of the container).");
+  }
 }
 
 }  // namespace penstock

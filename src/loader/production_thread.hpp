@@ -13,7 +13,7 @@ class ProductionThread {
   /// `run`: what the thread does, until is_ending(). `end_waits`: ends the waits in it that do not ask that.
   ProductionThread(const char* name, std::function<void()> run, std::function<void()> end_waits);
 
-  /// Throws std::system_error if the system cannot start a thread.
+  /// Throws Unsupported if the system cannot start a thread.
   void begin();
   /// Blocks the host until `run` has returned. It need not have begun.
   void end();

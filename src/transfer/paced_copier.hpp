@@ -29,7 +29,7 @@ class PacedCopier {
   /// True if a copy of so many bytes is cut.
   [[nodiscard]] bool cuts(std::size_t bytes) const noexcept { return bytes > small_part_; }
   /// Copies `state->bytes`. Does not block the host. `after`: the copy waits for it; may be null. Throws
-  /// std::system_error if the thread cannot be started.
+  /// Unsupported if the thread cannot be started.
   void submit(const std::shared_ptr<TransferState>& state, std::byte* destination, const std::byte* source,
               EventPool::Handle after);
 
