@@ -140,9 +140,6 @@ void check_ends(const RangeKind& destination, const RangeKind& source, CopyDirec
   }
 }
 
-// The thread may free the stream as soon as it ends, so the caller holds the stream meanwhile.
-void end_stream(const std::shared_ptr<HostStream>& stream) { stream->need(stream->enqueue(EndWork{})); }
-
 HostBackend::~HostBackend() {
   if (forked()) {
     // Where its shared memory lay, the child may have something else by now, so nothing is unmapped.
@@ -150,7 +147,7 @@ HostBackend::~HostBackend() {
     return;
   }
   core_->closing.store(true, std::memory_order_relaxed);
-  for (const auto& stream : core_->live_streams()) end_stream(stream);
+  core_->for_each_live([](const auto& stream) { stream->end(); });
   core_->late_book->forget(*core_);
 }
 
@@ -222,7 +219,7 @@ Wires HostBackend::wires_of(CopyDirection direction, const End& to, const End& f
 
 // The driver also waits before it takes memory away, since work may still use it.
 void HostBackend::drain() noexcept {
-  for (const auto& stream : core_->live_streams()) stream->wait(stream->newest());
+  core_->for_each_live([](const auto& stream) { stream->wait(stream->newest()); });
 }
 
 DeviceMemory HostBackend::memory() const {
@@ -253,7 +250,9 @@ StreamHandle HostBackend::stream_create(StreamPriority /*priority*/) {
 
 void HostBackend::stream_destroy(StreamHandle stream) noexcept {
   if (stream == nullptr || forked()) return;
-  end_stream(static_cast<HostStream*>(stream)->shared_from_this());
+  // The thread may free the stream as soon as it ends.
+  const auto held = static_cast<HostStream*>(stream)->shared_from_this();
+  held->end();
 }
 
 bool HostBackend::stream_query(StreamHandle stream) {
@@ -436,9 +435,11 @@ void HostBackend::copy(void* destination, const void* source, std::size_t bytes,
   if (!pageable) {
     enqueue(target, work);
   } else if (direction == CopyDirection::h2d && bytes <= kTakenAtCall) {
-    work.staged = new std::byte[bytes];
+    std::unique_ptr<std::byte[]> taken(new std::byte[bytes]);
+    work.staged = taken.get();
     work.source = std::memcpy(work.staged, source, bytes);
     enqueue(target, work);
+    static_cast<void>(taken.release());
   } else {
     target.wait(target.enqueue(work));
   }

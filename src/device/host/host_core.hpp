@@ -5,6 +5,7 @@
 #include "device/host/late_book.hpp"
 #include "device/host/wire.hpp"
 
+#include <penstock/core/function_ref.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <atomic>
@@ -48,8 +49,8 @@ struct HostCore : std::enable_shared_from_this<HostCore> {
   std::mutex streams_mutex;
   std::vector<std::weak_ptr<HostStream>> streams;  // guarded by streams_mutex
 
-  /// The streams whose threads have not ended.
-  [[nodiscard]] std::vector<std::shared_ptr<HostStream>> live_streams();
+  /// Visits the streams whose threads have not ended. Takes no memory.
+  void for_each_live(FunctionRef<void(const std::shared_ptr<HostStream>&)> visit) noexcept;
   void add(const std::shared_ptr<HostStream>& stream);
 };
 

@@ -9,13 +9,22 @@ void HostEvent::record(HostStream& stream) {
   const std::lock_guard lock(mutex_);
   EventMark& mark = mark_for(stream);
   references_.fetch_add(1, std::memory_order_relaxed);
-  last_ = {&mark, stream.enqueue(RecordWork{this, &mark})};
+  last_ = {&mark, enqueue_on(stream, RecordWork{this, &mark})};
   queries_.store(0, std::memory_order_relaxed);
 }
 
 void HostEvent::enqueue_wait(HostStream& stream) {
   const Recording recording = hold_last();
-  if (recording.mark != nullptr) stream.enqueue(WaitEventWork{this, recording.mark, recording.ticket});
+  if (recording.mark != nullptr) enqueue_on(stream, WaitEventWork{this, recording.mark, recording.ticket});
+}
+
+std::uint64_t HostEvent::enqueue_on(HostStream& stream, const Work& work) {
+  try {
+    return stream.enqueue(work);
+  } catch (...) {
+    release();
+    throw;
+  }
 }
 
 bool HostEvent::query() {

@@ -26,7 +26,7 @@ struct EventMark {
 /// An event. Its handle owns one reference, and each enqueued recording or wait owns another.
 class HostEvent {
  public:
-  explicit HostEvent(EventTiming timing) noexcept : timing_(timing) {}
+  explicit HostEvent(EventTiming timing) : timing_(timing) {}
 
   void record(HostStream& stream);
   /// Enqueues the wait on `stream`; does nothing if the event was not recorded.
@@ -48,6 +48,8 @@ class HostEvent {
   /// The newest recording, with a reference to this event if there is a recording.
   [[nodiscard]] Recording hold_last();
   EventMark& mark_for(HostStream& stream);
+  /// Enqueues work that lets go of a reference when it is done.
+  std::uint64_t enqueue_on(HostStream& stream, const Work& work);
 
   const EventTiming timing_;
   std::atomic<std::uint32_t> references_{1};

@@ -10,8 +10,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -53,13 +53,17 @@ std::optional<Wire::Clock::time_point> take_turns(const Wires& wires, std::size_
 
 }  // namespace
 
-std::vector<std::shared_ptr<HostStream>> HostCore::live_streams() {
-  const std::lock_guard lock(streams_mutex);
-  std::vector<std::shared_ptr<HostStream>> live;
-  for (const std::weak_ptr<HostStream>& stream : streams) {
-    if (auto alive = stream.lock()) live.push_back(std::move(alive));
+void HostCore::for_each_live(FunctionRef<void(const std::shared_ptr<HostStream>&)> visit) noexcept {
+  for (std::size_t left = std::numeric_limits<std::size_t>::max(); left > 0;) {
+    std::shared_ptr<HostStream> stream;
+    {
+      const std::lock_guard lock(streams_mutex);
+      left = std::min(left, streams.size());
+      // Down, since `add` moves streams to lower places meanwhile.
+      while (left > 0 && stream == nullptr) stream = streams[--left].lock();
+    }
+    if (stream != nullptr) visit(stream);
   }
-  return live;
 }
 
 void HostCore::add(const std::shared_ptr<HostStream>& stream) {
@@ -71,12 +75,7 @@ void HostCore::add(const std::shared_ptr<HostStream>& stream) {
 std::shared_ptr<HostStream> HostStream::start(std::shared_ptr<HostCore> core) {
   auto stream = std::make_shared<HostStream>(std::move(core));
   stream->core_->add(stream);
-  try {
-    start_thread("penstock-stream", [stream] { stream->run(); }).detach();
-  } catch (const std::system_error& error) {
-    throw DeviceError("PENSTOCK_NO_THREAD", "making a stream", error.code().value(),
-                      "The system has no thread for another stream; close some, or raise the limit.");
-  }
+  start_thread("penstock-stream", [stream] { stream->run(); }).detach();
   return stream;
 }
 
@@ -88,6 +87,16 @@ std::uint64_t HostStream::enqueue(const Work& work) {
   }
   if (!core_->late) work_bell_.ring();
   return ticket;
+}
+
+void HostStream::end() noexcept {
+  std::uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(enqueue_mutex_);
+    ticket = queue_.push_last(EndWork{});
+  }
+  need(ticket);
+  work_bell_.ring();
 }
 
 bool HostStream::query() noexcept {

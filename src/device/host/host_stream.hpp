@@ -24,12 +24,14 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   /// How many times query() may say "not yet" in the late mode before asking counts as waiting.
   static constexpr unsigned kPatience = 3;
 
-  /// Throws DeviceError if the system cannot start a thread.
+  /// Throws Unsupported if the system cannot start a thread.
   static std::shared_ptr<HostStream> start(std::shared_ptr<HostCore> core);
-  explicit HostStream(std::shared_ptr<HostCore> core) noexcept : core_(std::move(core)) {}
+  explicit HostStream(std::shared_ptr<HostCore> core) : core_(std::move(core)) {}
 
   /// Appends `work` and returns its ticket. Does not block. Thread-safe.
   std::uint64_t enqueue(const Work& work);
+  /// The same with EndWork. The caller holds the stream meanwhile.
+  void end() noexcept;
 
   [[nodiscard]] bool is_of(const HostCore& device) const noexcept { return core_.get() == &device; }
 

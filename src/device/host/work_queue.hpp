@@ -10,7 +10,7 @@ namespace penstock {
 
 /// An unbounded queue from many producers, which the owner's lock puts in order, to one consumer, which does
 /// not lock. Numbers its items from 1. Blocks of items go round between the two, so a queue that has reached
-/// its greatest length allocates no more.
+/// its greatest length allocates no more. There is always room for one item.
 template <typename T>
 class WorkQueue {
  public:
@@ -23,17 +23,19 @@ class WorkQueue {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  /// Appends, and returns the item's number. One producer at a time.
+  /// Appends, and returns the item's number. One producer at a time. Throws std::bad_alloc, and appends
+  /// nothing.
   std::uint64_t push(const T& item) {
     const std::uint64_t count = pushed_.load(std::memory_order_relaxed);
-    if (count != 0 && count % kBlockItems == 0) {
-      tail_->next = take_block();
-      tail_ = tail_->next;
+    Block* const block = tail_;
+    if (count % kBlockItems == kBlockItems - 1) {
+      block->next = take_block();
+      tail_ = block->next;
     }
-    tail_->items[count % kBlockItems] = item;
-    pushed_.store(count + 1, std::memory_order_release);
-    return count + 1;
+    return append(*block, item);
   }
+  /// The same for the last item of all.
+  std::uint64_t push_last(const T& item) noexcept { return append(*tail_, item); }
 
   /// Number of the newest item.
   [[nodiscard]] std::uint64_t pushed() const noexcept { return pushed_.load(std::memory_order_acquire); }
@@ -58,6 +60,13 @@ class WorkQueue {
     std::array<T, kBlockItems> items;
     Block* next = nullptr;
   };
+
+  std::uint64_t append(Block& block, const T& item) noexcept {
+    const std::uint64_t count = pushed_.load(std::memory_order_relaxed);
+    block.items[count % kBlockItems] = item;
+    pushed_.store(count + 1, std::memory_order_release);
+    return count + 1;
+  }
 
   Block* take_block() {
     if (idle_ == nullptr) idle_ = returned_.exchange(nullptr, std::memory_order_acquire);
