@@ -1,7 +1,13 @@
 #include "device/shared/mapping.hpp"
 
+#include <penstock/core/error.hpp>
+
+#include <fmt/format.h>
+
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <string>
 
@@ -10,7 +16,8 @@ namespace penstock {
 MappingKind inspect_mapping(const void* data, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
   const std::uintptr_t end = begin + bytes;
-  std::ifstream maps("/proc/self/maps");
+  constexpr const char* kMaps = "/proc/self/maps";
+  std::ifstream maps(kMaps);
   std::uintptr_t covered = begin;
   MappingKind kind{.readable = true, .writable = true};
   for (std::string line; covered < end && std::getline(maps, line);) {
@@ -24,6 +31,12 @@ MappingKind inspect_mapping(const void* data, std::size_t bytes) {
     covered = high;
     kind.readable = kind.readable && read == 'r';
     kind.writable = kind.writable && write == 'w';
+  }
+  if (covered < end && (!maps.is_open() || maps.bad())) {
+    throw Unsupported(
+        fmt::format("{} cannot be read ({}), which says whether memory may be locked. Close files if "
+                    "too many are open.",
+                    kMaps, std::strerror(errno)));
   }
   return covered >= end ? kind : MappingKind{};
 }

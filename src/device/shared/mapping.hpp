@@ -10,7 +10,8 @@ struct MappingKind {
   bool writable = false;
 };
 
-/// Reads /proc/self/maps. Thread-safe; the answer may be stale as soon as it is given.
+/// Reads /proc/self/maps. Thread-safe; the answer may be stale as soon as it is given. Throws Unsupported if
+/// the file cannot be read.
 [[nodiscard]] MappingKind inspect_mapping(const void* data, std::size_t bytes);
 
 }  // namespace penstock
