@@ -88,19 +88,15 @@ bool Arena::is_idle(const Segment& segment) const noexcept {
   return first.use_ == BlockUse::free && first.bytes_ == segment.bytes;
 }
 
-std::vector<Segment> Arena::remove_idle(std::size_t bytes) {
-  std::vector<Segment> removed;
-  removed.reserve(segments_.size());
-  std::size_t total = 0;
-  std::erase_if(segments_, [&](const Segment& segment) {
-    if (total >= bytes || !is_idle(segment)) return false;
-    const Handle block = blocks_.find(segment.data);
-    remove_free(block);
-    blocks_.erase(block);
-    removed.push_back(segment);
-    total += segment.bytes;
-    return true;
-  });
+std::optional<Segment> Arena::remove_idle() noexcept {
+  const auto found =
+      std::ranges::find_if(segments_, [&](const Segment& segment) { return is_idle(segment); });
+  if (found == segments_.end()) return {};
+  const Segment removed = *found;
+  const Handle block = blocks_.find(removed.data);
+  remove_free(block);
+  blocks_.erase(block);
+  segments_.erase(found);
   return removed;
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -63,8 +64,8 @@ class Arena {
 
   /// Adds a free segment. Strong guarantee.
   void add(Segment segment);
-  /// Removes wholly free segments from the arena, smallest first, until at least `bytes` are removed.
-  [[nodiscard]] std::vector<Segment> remove_idle(std::size_t bytes);
+  /// Removes the smallest wholly free segment from the arena. Nullopt if there is none.
+  [[nodiscard]] std::optional<Segment> remove_idle() noexcept;
 
   [[nodiscard]] std::size_t idle_bytes() const noexcept;
   [[nodiscard]] std::size_t largest_free() const noexcept;

@@ -65,9 +65,7 @@ PoolState::~PoolState() {
       arena_.set_use(*release.block, BlockUse::lost);
     }
   }
-  for (const Segment& segment : arena_.remove_idle(kEverything)) {
-    upstream_->deallocate(segment.data, segment.bytes, options_.alignment);
-  }
+  return_idle(kEverything);
 }
 
 void PoolState::check_fork(const char* call) const {
@@ -346,17 +344,19 @@ Segment PoolState::take_from_upstream(std::size_t bytes) {
   return {data, bytes};
 }
 
-std::size_t PoolState::return_idle(std::size_t bytes) {
-  std::vector<Segment> idle;
-  std::size_t total = 0;
-  {
+std::size_t PoolState::return_idle(std::size_t bytes) noexcept {
+  const auto remove_one = [&] {
     const Lock lock(mutex_);
-    idle = arena_.remove_idle(bytes);
-    for (const Segment& segment : idle) total += segment.bytes;
-    statistics_.reserved_bytes -= total;
-  }
-  for (const Segment& segment : idle) {
-    upstream_->deallocate(segment.data, segment.bytes, options_.alignment);
+    const std::optional<Segment> idle = arena_.remove_idle();
+    if (idle) statistics_.reserved_bytes -= idle->bytes;
+    return idle;
+  };
+  std::size_t total = 0;
+  while (total < bytes) {
+    const auto idle = remove_one();
+    if (!idle) break;
+    upstream_->deallocate(idle->data, idle->bytes, options_.alignment);
+    total += idle->bytes;
   }
   return total;
 }

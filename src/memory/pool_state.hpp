@@ -76,7 +76,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   [[nodiscard]] Segment new_segment(std::size_t need, std::size_t bytes);
   [[nodiscard]] std::size_t make_room(std::size_t need, std::size_t bytes);
   [[nodiscard]] Segment take_from_upstream(std::size_t bytes);
-  std::size_t return_idle(std::size_t bytes);
+  std::size_t return_idle(std::size_t bytes) noexcept;
 
   Device device_;
   std::shared_ptr<MemoryResource> upstream_;
