@@ -201,23 +201,24 @@ std::optional<Received> receive_text(const Descriptor& socket) {
 /// What is said to those who come.
 struct Reply {
   Answer answer = Answer::pages;
-  std::string text;
+  std::string_view text;
   int file = -1;
 };
 
 /// Answers the next process that waits. Nullopt if none can be accepted; false if it was not served.
-std::optional<bool> answer_one(const Descriptor& listening, const std::string& key, const Reply& reply) {
+std::optional<bool> answer_one(const Descriptor& listening, const std::string& key,
+                               const Reply& reply) noexcept {
   const Descriptor guest(accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (guest.get() < 0) return {};
-  if (!is_trusted(peer_of(guest))) return false;
   setsockopt(guest.get(), SOL_SOCKET, SO_RCVTIMEO, &kPeerPatience, sizeof kPeerPatience);
   setsockopt(guest.get(), SOL_SOCKET, SO_SNDTIMEO, &kPeerPatience, sizeof kPeerPatience);
   try {
+    if (!is_trusted(peer_of(guest))) return false;
     const auto request = receive_text(guest);
     if (!request) return false;
     if (request->text == key) return send_text(guest, reply.answer, reply.text, reply.file);
     static_cast<void>(send_text(guest, Answer::failure, "another key has the same name: choose another"));
-  } catch (const Error&) {  // a process of another version, which says so itself
+  } catch (const std::exception&) {  // a process of another version, which says so itself; or no memory
   }
   return false;
 }
