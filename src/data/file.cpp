@@ -31,13 +31,13 @@ File::File(const std::filesystem::path& path) {
   state->name = path.string();
   // O_NONBLOCK: opening a pipe by mistake must not wait for its writer.
   state->descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (state->descriptor < 0) {
+  struct stat status{};
+  if (state->descriptor < 0 || ::fstat(state->descriptor, &status) != 0) {
     const int code = errno;
     throw FileError(fmt::format("{} cannot be opened: {}.", state->name, system_message(code)), state->name,
                     code);
   }
-  struct stat status{};
-  if (::fstat(state->descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+  if (!S_ISREG(status.st_mode)) {
     throw FileError(
         fmt::format("{} is not a regular file. Copy it to one: penstock reads samples in any order.",
                     state->name),

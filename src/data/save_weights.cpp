@@ -5,6 +5,7 @@
 #include <penstock/data/save_weights.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -58,9 +59,10 @@ std::size_t bytes_of(const NewWeight& weight, std::size_t element_bits, std::siz
   return elements / 8 * element_bits + elements % 8 * element_bits / 8;
 }
 
-std::string dump(const nlohmann::ordered_json& header) {
+/// As JSON writes it.
+std::string quoted(const std::string& text) {
   try {
-    return header.dump();
+    return nlohmann::json(text).dump();
   } catch (const nlohmann::json::type_error& error) {
     throw InvalidArgument(fmt::format("a name or a text of the metadata is not UTF-8 ({})", error.what()));
   }
@@ -77,17 +79,20 @@ WeightFileLayout lay_out_weights(std::span<const NewWeight> weights,
   for (const NewWeight& weight : weights) sizes.push_back(element_bits(weight));
   WeightFileLayout layout;
   layout.offsets.resize(weights.size());
-  // Appended: to look for each name would take the square of their number.
-  nlohmann::ordered_json::object_t entries;
-  if (!metadata.empty()) entries.emplace_back(kSafetensorsMetadata, metadata);
+  // Text, and no tree of nlohmann-json: the destructor of a tree needs memory, and ends the process without.
+  std::vector<std::string> entries;
+  if (!metadata.empty()) {
+    std::vector<std::string> texts;
+    for (const auto& [name, text] : metadata) texts.push_back(quoted(name) + ":" + quoted(text));
+    entries.push_back(fmt::format("\"{}\":{{{}}}", kSafetensorsMetadata, fmt::join(texts, ",")));
+  }
   std::size_t end = 0;
   const auto append = [&](std::size_t i) {
     const auto& [name, type, shape] = weights[i];
     layout.offsets[i] = end;
     end += bytes_of(weights[i], sizes[i], std::numeric_limits<std::size_t>::max() / 2 - end);
-    entries.emplace_back(name,
-                         nlohmann::ordered_json{
-                             {"dtype", type}, {"shape", shape}, {"data_offsets", {layout.offsets[i], end}}});
+    entries.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(name),
+                                  type, fmt::join(shape, ","), layout.offsets[i], end));
   };
   for (const std::size_t size : {64, 32, 16, 8, 6, 4}) {
     for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -95,7 +100,7 @@ WeightFileLayout lay_out_weights(std::span<const NewWeight> weights,
     }
   }
 
-  std::string text = dump(std::move(entries));
+  std::string text = fmt::format("{{{}}}", fmt::join(entries, ","));
   text.resize(align_up(kLengthSize + text.size(), kDataAlignment) - kLengthSize, ' ');
   if (text.size() > kLongestSafetensorsHeader) {
     throw InvalidArgument(
