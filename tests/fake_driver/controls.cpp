@@ -8,6 +8,9 @@ void fake_cuda_reset() {
   registry().forgive();
 }
 void fake_cuda_fail(const char* function, long nth, int code) { script().fail(function, nth, code); }
+void fake_cuda_fail_any(long nth, int code) { script().fail_any(nth, code); }
+const char* fake_cuda_failed() { return script().failed; }
+int fake_cuda_is_inside() { return Inside::depth > 0 ? 1 : 0; }
 void fake_cuda_fail_work(const char* function, long nth, int code) {
   script().fail_work(function, nth, code);
 }

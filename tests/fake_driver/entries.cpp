@@ -57,8 +57,10 @@ Result check_device(Ordinal device) {
 }
 
 #define FAKE_BEGIN(name) \
+  const Inside inside;   \
   if (const Result early = begin(#name)) return early
 #define FAKE_BEGIN_IN_CONTEXT(name) \
+  const Inside inside;              \
   if (const Result early = begin_in_context(#name)) return early
 
 Result cuInit(unsigned) {
@@ -576,6 +578,7 @@ Result cuModuleLoadDataEx(Module* handle, const void* image, unsigned options, i
 Result cuModuleUnload(Module handle) {
   FAKE_BEGIN(cuModuleUnload);
   const std::lock_guard lock(registry().mutex);
+  std::erase_if(registry().functions.live, [&](const auto& entry) { return entry.second->module == handle; });
   return registry().modules.live.erase(handle) == 1 ? kSuccess : kInvalidHandle;
 }
 
@@ -585,8 +588,7 @@ Result cuModuleGetFunction(Function* handle, Module module_handle, const char* n
   const auto module = registry().modules.find(module_handle);
   if (module == nullptr) return kInvalidHandle;
   if (module->text.find(".visible .entry " + std::string(name) + "(") == std::string::npos) return kNotFound;
-  auto function = std::make_shared<FunctionState>();
-  function->name = name;
+  auto function = std::make_shared<FunctionState>(name, module_handle);
   *handle = static_cast<Function>(registry().functions.add(std::move(function)));
   return kSuccess;
 }

@@ -9,6 +9,13 @@
   X(void, reset, ())                                                                                         \
   /* The `nth` call from now (1: the next) returns `code` and does nothing; 0: every call does. */           \
   X(void, fail, (const char* function, long nth, int code))                                                  \
+  /* The same for the `nth` call of any function, but those that give something back, which would then stay, \
+     and those that make a context current for them. */                                                      \
+  X(void, fail_any, (long nth, int code))                                                                    \
+  /* The function that `fail_any` failed; null: none yet. */                                                 \
+  X(const char*, failed, ())                                                                                 \
+  /* Whether the calling thread is in a call of the driver, or is a thread of the driver. */                 \
+  X(int, is_inside, ())                                                                                      \
   /* The `nth` piece of work that `function` enqueues from now on fails when it runs, and from then on every \
      call returns `code`. */                                                                                 \
   X(void, fail_work, (const char* function, long nth, int code))                                             \

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,8 @@
 #include <utility>
 
 namespace fake_cuda {
+
+thread_local int Inside::depth = 0;
 
 Script& script() {
   static auto& object = *new Script;
@@ -30,6 +33,8 @@ Registry& registry() {
 void Script::reset() {
   const std::lock_guard lock(mutex_);
   rows_.clear();
+  any_ = {};
+  failed = nullptr;
   version = 12080;
   devices = 2;
   first_gpu = 0;
@@ -46,6 +51,12 @@ void Script::reset() {
 void Script::fail(const char* function, long nth, Result code) {
   const std::lock_guard lock(mutex_);
   rows_[function].failures.push_back({nth, code});
+}
+
+void Script::fail_any(long nth, Result code) {
+  const std::lock_guard lock(mutex_);
+  any_ = {nth, code};
+  failed = nullptr;
 }
 
 void Script::fail_work(const char* function, long nth, Result code) {
@@ -82,6 +93,16 @@ Result Script::count_down(std::vector<Countdown>& countdowns) {
   return code;
 }
 
+namespace {
+
+bool gives_back(std::string_view function) {
+  constexpr std::string_view kWords[] = {"Current",    "Free",   "Destroy", "Release",
+                                         "Unregister", "Unload", "Close"};
+  return std::ranges::any_of(kWords, [&](auto word) { return function.find(word) != function.npos; });
+}
+
+}  // namespace
+
 Result Script::enter(const char* function) {
   if (ended) return kDeinitialized;
   if (owner != 0 && owner != getpid()) {
@@ -96,6 +117,10 @@ Result Script::enter(const char* function) {
     ++row.calls;
     delay = row.delay;
     code = count_down(row.failures);
+    if (any_.left > 0 && !gives_back(function) && --any_.left == 0) {
+      failed = function;
+      code = any_.code;
+    }
   }
   if (delay != 0) std::this_thread::sleep_for(std::chrono::nanoseconds(delay));
   return code;
@@ -346,6 +371,7 @@ void Queue::wait() {
 }
 
 void Queue::run() {
+  const Inside inside;
   work_for(context_.device);
   std::unique_lock lock(mutex_);
   for (;;) {

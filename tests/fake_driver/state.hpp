@@ -46,11 +46,21 @@ inline constexpr Result kAlreadyRegistered = 712;
 inline constexpr Result kNotRegistered = 713;
 inline constexpr Result kNotSupported = 801;
 
+/// The calling thread is in the driver while one lives.
+struct Inside {
+  Inside() { ++depth; }
+  ~Inside() { --depth; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  static thread_local int depth;
+};
+
 /// The failures, delays and sizes that tests ask for, and the calls that they count.
 class Script {
  public:
   void reset();
   void fail(const char* function, long nth, Result code);
+  void fail_any(long nth, Result code);
   void fail_work(const char* function, long nth, Result code);
   void delay(const char* function, long long nanoseconds);
   void delay_work(const char* function, long long nanoseconds);
@@ -77,6 +87,7 @@ class Script {
   std::atomic<bool> ipc{true};
   std::atomic<Result> init_result{kSuccess};
 
+  std::atomic<const char*> failed{nullptr};
   std::atomic<unsigned> last_grid{0};
   std::atomic<pid_t> owner{0};
   std::atomic<bool> ended{false};
@@ -98,6 +109,7 @@ class Script {
 
   std::mutex mutex_;
   std::map<std::string, Row, std::less<>> rows_;
+  Countdown any_;
 };
 
 Script& script();
@@ -262,7 +274,9 @@ struct ModuleState {
 };
 
 struct FunctionState {
+  FunctionState(const char* of_kernel, void* of_module) : name(of_kernel), module(of_module) {}
   std::string name;
+  void* module;
 };
 
 /// Contexts and handles.
