@@ -1,10 +1,10 @@
+#include "core/shared/replace_file.hpp"
 #include "failures/fails_at_every.hpp"
 #include "loader/loader_fixture.hpp"
 #include "support/bytes.hpp"
 #include "support/device_cases.hpp"
 #include "support/temp_directory.hpp"
 
-#include <penstock/core/replace_file.hpp>
 #include <penstock/data/save_weights.hpp>
 #include <penstock/loader/group_loader.hpp>
 #include <penstock/loader/load_weights.hpp>
