@@ -113,7 +113,7 @@
     const { svg, width, height } = canvas("rate", 240);
     const x = linear([0, rates[rates.length - 1].seconds], [56, width - 8]);
     const most = 1.08 * Math.max(...rates.map((rate) => rate.rate));
-    const step = tickStep(most, 5);
+    const step = tickStep(most, 10);
     const y = linear([0, step * Math.ceil(most / step)], [height - 26, 26]);
     gridLines(svg, 56, width - 8, y, ticksOf(y, 5), formatRate);
     draw(svg, "text", { y: 11 }, "samples/s");

@@ -12,7 +12,6 @@ from ._core import Array, DeviceInfo, __version__
 from ._devices import devices
 from ._doctor.examination import diagnose
 from ._doctor.verdict import LoaderVerdict
-from ._doctor.worth import Worth, worth
 from ._errors import Closed, DeviceError, Error, InvalidArgument, NotShardedWarning, OutOfMemory, Unsupported
 from ._feed.workers import worker_memory_limit
 from ._feed.wrapper import Feed, feed
@@ -49,7 +48,6 @@ __all__ = [
     "TensorInfo",
     "Tuning",
     "Unsupported",
-    "Worth",
     "__version__",
     "devices",
     "diagnose",
@@ -62,5 +60,4 @@ __all__ = [
     "to_device",
     "to_host",
     "worker_memory_limit",
-    "worth",
 ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 Spans = list[tuple[float, float]]
@@ -69,31 +68,3 @@ def draw_rows(rows: Sequence[tuple[str, Sequence[tuple[float, float]]]], axes: A
     if title:
         axes.set_title(title)
     return axes
-
-
-def label_sizes(axes: Any, sizes: Sequence[int]) -> None:
-    """Ticks of a logarithmic x axis at the measured sizes, with a number if there is room for one."""
-    axes.set_xticks(sizes, _labels(sizes))
-    axes.set_xticks([], minor=True)
-
-
-def label_times(axes: Any, seconds: Sequence[float], text: Callable[[float], str]) -> None:
-    """Ticks of a logarithmic y axis with a text for each, also if it spans less than a power of ten."""
-    from matplotlib import ticker
-
-    if max(seconds) < 100 * min(seconds):
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-
-
-def _labels(sizes: Sequence[int]) -> list[str]:
-    room = math.log(max(sizes) / min(sizes)) / 14
-    labels: list[str] = []
-    free_from = -math.inf
-    for size in sizes:
-        has_room = math.log(size) >= free_from
-        labels.append(str(size) if has_room else "")
-        if has_room:
-            free_from = math.log(size) + room
-    return labels

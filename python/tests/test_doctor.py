@@ -751,7 +751,7 @@ def test_a_watch_sees_pinning_and_copies(monkeypatch):
             super().begins(what, *more)
             self.before = {**getattr(self, "before", {}), what: self.batches}
 
-    monkeypatch.setattr("penstock._doctor.examination._gpu", lambda device, torch: (torch.device("cpu"), []))
+    monkeypatch.setattr("penstock._doctor.examination._gpu", lambda device, torch: torch.device("cpu"))
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
     monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor.clone())
     watch = Counted()

@@ -2,9 +2,7 @@ import types
 
 import pytest
 
-import penstock
 from penstock import _plots
-from penstock._doctor.worth import Row
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -63,22 +61,3 @@ def test_lanes_have_their_labels_inside_the_figure():
 
 def test_long_timelines_are_in_seconds():
     assert _plots.draw_rows([("loader", [(3.0, 14.0)])]).get_xlabel() == "time in s"
-
-
-def worth_of(*sizes, device="cuda:0"):
-    times = {"kernel_seconds": 2e-5, "h2d_pageable_seconds": 3e-5, "h2d_pinned_seconds": 1e-5} if device else {}
-    rows = [Row(size=size, cpu_seconds=1e-5 * size**0.5, **times) for size in sizes]
-    return penstock.Worth(rows, device)
-
-
-@pytest.mark.parametrize("sizes", [(16,), (16, 256), (1, 3, 1000, 1024, 10**6)])
-@pytest.mark.parametrize("device", ["cuda:0", None])
-def test_worth_has_ticks_at_the_sizes_that_were_measured(sizes, device):
-    axes = worth_of(*sizes, device=device).plot()
-    assert axes.get_xticks().tolist() == list(sizes)
-    assert len(axes.get_xticks(minor=True)) == 0
-    texts = texts_inside(axes)
-    assert axes.get_title() in texts and "batch size" in texts
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels[0] == str(sizes[0]) and set(labels) <= {"", *map(str, sizes)}
-    assert labels.count("") == (1 if 1024 in sizes else 0), "1000 and 1024 have no room beside each other"

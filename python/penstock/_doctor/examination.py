@@ -9,11 +9,12 @@ import math
 import os
 import random
 import re
+import statistics
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .. import _core
@@ -22,7 +23,6 @@ from .._errors import InvalidArgument
 from .stages import Staged, StageTimes, WorkerStart, tensors
 from .timings import ENOUGH, Timings
 from .verdict import LoaderVerdict
-from .worth import _gpu, _Measure
 
 UNTRIED_TIMEOUT = 120.0  # seconds until a number of workers that the user did not choose is given up
 
@@ -99,7 +99,7 @@ class _Examination:
         self.torch = torch
         self.loader = loader
         self.seconds = seconds
-        self.gpu = _gpu(device, torch)[0]
+        self.gpu = _gpu(device, torch)
         self.notes: list[str] = []
         self.pins = bool(loader.pin_memory) and self.gpu is not None
         self.numbers = _numbers_to_try(_core.processors(), loader.num_workers, self.length())
@@ -213,11 +213,10 @@ class _Examination:
             torch.cuda.synchronize(gpu)
             del moved
 
-        measure = _Measure(1000, self.seconds)
         self.begins("pinning")
-        timings.pin = measure(pin_all)
+        timings.pin = _median(pin_all, self.seconds)
         self.begins("the copy to the device")
-        timings.copy = measure(copy_all)
+        timings.copy = _median(copy_all, self.seconds)
 
     def try_workers(self, timings: Timings, batch_bytes: int) -> None:
         """Doubles the number of workers until two numbers in turn gain nothing, or there is one for each processor.
@@ -560,3 +559,23 @@ def _random_states_kept() -> Iterator[None]:
         random.setstate(states[1])
         if numpy is not None:
             numpy.random.set_state(states[2])
+
+
+def _gpu(device: Any, torch: Any) -> Any:
+    """PyTorch's GPU, or None."""
+    name = str(device)
+    if name in ("host", "cpu") or not torch.cuda.is_available():
+        return None
+    return torch.device("cuda" if name == "auto" else name)
+
+
+def _median(action: Callable[[], None], seconds: float) -> float:
+    """Seconds of the action: the median of as many times as fit `seconds`, up to 1000, after a first one."""
+    action()
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(taken) < 1000 and (not taken or time.perf_counter() < end):
+        begin = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .timings import ENOUGH, EXPLAINED, WORTHWHILE, Timings, ceilings, limited_by, stages
-from .worth import _time
 
 HIGH = 1.5  # times as many batches: severity "high"
 DOMINATES = 0.5  # of the time of a worker
@@ -465,3 +464,10 @@ def _pay(number: int) -> str:
 
 def _workers(number: int) -> str:
     return "no worker" if number == 0 else f"{number} worker{'s' * (number > 1)}"
+
+
+def _time(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
