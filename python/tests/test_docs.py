@@ -55,7 +55,7 @@ def test_the_page_on_scale_prints_its_table(capsys):
 
 
 def test_messages_of_the_troubleshooting_page_are_in_the_sources():
-    sources = [*ROOT.glob("python/penstock/*.py"), *ROOT.glob("python/src/*.cpp"), *ROOT.glob("src/**/*.cpp")]
+    sources = [*ROOT.glob("python/penstock/**/*.py"), *ROOT.glob("python/src/**/*.cpp"), *ROOT.glob("src/**/*.cpp")]
     # Messages without the breaks between their literals.
     text = "".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in sources)
     rows = re.findall(r"^\| (`+)(.+?)\1", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
