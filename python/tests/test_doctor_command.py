@@ -413,7 +413,7 @@ def test_a_loader_that_hangs_is_told(tmp_path):
         "loader = data.DataLoader(Hanging(), num_workers=1)\n"
     )
     program = (
-        "import sys; from penstock import _doctor_command as command; from penstock._doctor.progress import Progress\n"
+        "import sys; from penstock._doctor import command; from penstock._doctor.progress import Progress\n"
         "command.Progress = lambda: Progress(patience=0.1)\n"
         "sys.exit(command.main('hangs.py', 'loader', '60', '', ''))"
     )

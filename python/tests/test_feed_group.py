@@ -364,7 +364,7 @@ def test_a_worker_that_is_killed_is_an_error(group):
     iterator = iter(fed)
     next(iterator)
     with pytest.raises(RuntimeError, match=r"DataLoader worker"):
-        for process in fed._workers.pool.processes:
+        for process in fed._ways.workers.pool.processes:
             process.kill()  # PyTorch's handler of SIGCHLD may raise here already
         list(iterator)
     del iterator

@@ -35,7 +35,7 @@ from torch.utils.data import (
 import penstock
 from interrupts import CtrlC, alarms, taken_amid_alarms
 from penstock import _core
-from penstock._feed import native as _native_feed
+from penstock._feed import tensors as feed_tensors
 from penstock._loader import samplers as _samplers
 
 COUNT = 97
@@ -551,7 +551,7 @@ def test_an_error_while_a_draw_is_looked_at_leaves_the_state_where_it_is(monkeyp
     fed = penstock.feed(DataLoader(dataset, batch_size=3, shuffle=True), device="host", resumable=True)
     iterator = iter(fed)
     batches = [kept(next(iterator)) for _ in range(2)]
-    monkeypatch.setattr(_native_feed._Tensors, "rows", lambda *_: 1 // 0)
+    monkeypatch.setattr(feed_tensors.Tensors, "rows", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         while True:
             batches.append(kept(next(iterator)))
@@ -813,7 +813,7 @@ def test_a_forked_child_drops_an_iterator_that_another_thread_was_in(device):
     inside, leave = threading.Event(), threading.Event()
 
     def hold():
-        with fed._native.lock:
+        with fed._ways.native.lock:
             inside.set()
             leave.wait()
 

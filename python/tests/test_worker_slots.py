@@ -95,7 +95,7 @@ def test_slots_are_not_pinned_by_the_loader_too(monkeypatch):
     loader = DataLoader(Tensors(), 5, num_workers=1, pin_memory=True)
     pool = _worker_feed._Pool("host", 1, 3)
     pool._engine = types.SimpleNamespace(is_cuda=True)
-    assert len(list(_worker_feed.WorkerEpoch(loader, pool))) == COUNT // 5
+    assert len(list(_worker_feed.WorkerSource(loader, pool))) == COUNT // 5
     assert loader.pin_memory and not started
 
 
@@ -233,13 +233,13 @@ def test_threads_have_feeds_of_their_own(forks_in_turn):
 
 
 def test_threads_that_share_a_feed_have_slots_of_their_own(forks_in_turn, monkeypatch):
-    begin = _worker_feed.WorkerEpoch.__init__
+    begin = _worker_feed.WorkerSource.__init__
 
     def begin_slowly(epoch, *arguments):
         time.sleep(0.05)
         begin(epoch, *arguments)
 
-    monkeypatch.setattr(_worker_feed.WorkerEpoch, "__init__", begin_slowly)
+    monkeypatch.setattr(_worker_feed.WorkerSource, "__init__", begin_slowly)
     expected = kept(DataLoader(Tensors(), 4, num_workers=1))
     feed = penstock.feed(DataLoader(Tensors(), 4, num_workers=1), "host", native=False)
     kept(feed)

@@ -1,4 +1,4 @@
-"""One epoch of a feed around a loader that makes the batches itself."""
+"""feed's plain way, and what it shares with the workers' way: the loader makes the batches, which are read ahead."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from .. import _core
 from .._errors import note
 from .._move.transfers import expander_for
 from .slots import Received
-from .stages import Watch, watch_batches, why_unknown, workers_of
+from .stages import FetchWatch, watch_batches, why_unknown, workers_of
 from .static import refuse_unless_garbage, why_not_static
-from .workers import WorkerEpoch
+from .way import Way
 
 if TYPE_CHECKING:
     from .wrapper import Feed
 
-_END = object()
 _AT_ONCE = (KeyboardInterrupt, SystemExit)  # handlers of signals raise them, whatever batch is under way
 
 
@@ -25,11 +24,33 @@ def _nothing() -> None:
     pass
 
 
+class PlainSource:
+    """Gives what an iterator gives, as a batch that came in no slot."""
+
+    def __init__(self, iterator: Iterator[Any], watch: FetchWatch | None = None, why_no_stages: str = ""):
+        self.iterator = iterator
+        self.why_no_stages = why_no_stages  # of batches; empty: they are timed
+        self._watch = watch
+
+    def __next__(self) -> Received:
+        batch = next(self.iterator)
+        return Received(batch, None, 0, self._watch and self._watch.take())
+
+    def is_ready(self) -> bool:
+        """True if the next batch is there, or would not come any sooner if it were asked for later."""
+        return True
+
+    def sent(self, slot: Any, flight: Any) -> None:
+        """Called when a batch is on its way and its host arrays are dropped."""
+
+
 class FeedIterator:
     """One epoch of a feed. Asks the loader for no batch before the first `next()`. One thread at a time."""
 
-    def __init__(self, feed: Feed[Any], source: Iterator[Any] | None = None, turn: int = 0):
-        """`source`: what is left of a native epoch, in this turn; None: the loader's next epoch, from `start` on."""
+    def __init__(
+        self, feed: Feed[Any], source: Any = None, turn: int = 0, state_after: Callable[[Any], Any] | None = None
+    ):
+        """`source`: what is left of a native epoch, in this turn, and the state after each batch; None: see `start`."""
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
         self._receivers = feed._receivers
@@ -39,8 +60,7 @@ class FeedIterator:
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._source = source
-        self._watch: Watch | None = None
-        self._state_after = None if source is None else lambda rest: rest.batches.state(rest.batches.samples)
+        self._state_after = state_after
         self._listen: Callable[[], None] = _nothing
         self._pending: collections.deque[Any] = collections.deque()
         self._turn = turn
@@ -80,11 +100,12 @@ class FeedIterator:
         feed._note(self._turn, state)
         return batch
 
-    def start(self) -> FeedIterator:
-        """Begins the epoch; from here on this iterator's state is the feed's."""
+    def start(self, begin: Callable[[Any], Any]) -> FeedIterator:
+        """Begins the epoch, of the source that `begin` makes of the loader. From here on this iterator's state is the
+        feed's."""
         feed, account = self._feed, self._account
         feed._warn()
-        feed._native.counted = None
+        feed._ways.native.counted = None
         beginning = feed._beginning()
         self._state_after = feed._follow()
         self._listen = getattr(self._state_after, "listen", _nothing)
@@ -92,31 +113,14 @@ class FeedIterator:
         try:
             account.load()
             self._listen()
-            self._source = self._begin_source()
+            self._source = begin(feed.loader)
+            feed._account.no_stages(self._source.why_no_stages)
+            feed._account.of_workers(*workers_of(feed.loader))
             account.loaded()
         finally:
             account.leave(False)
         self._turn = feed._begin_turn(beginning)
         return self
-
-    def _begin_source(self) -> Iterator[Any]:
-        feed, why = self._feed, ""
-        source = feed._workers.begin(feed)
-        if source is None:
-            source = iter(feed.loader)
-            self._watch = watch_batches(source)
-            if self._watch is None:
-                why = why_unknown(feed.loader, feed._workers.why_ordinary())
-        feed._account.no_stages(why)
-        feed._account.of_workers(*workers_of(feed.loader))
-        return source
-
-    def _note_stages(self, batch: Any) -> None:
-        stages = batch.stages if type(batch) is Received else self._watch and self._watch.take()
-        if stages is None:
-            self._account.unstaged()
-        else:
-            self._account.staged(*stages)
 
     def _fill(self) -> None:
         feed, account = self._feed, self._account
@@ -129,22 +133,22 @@ class FeedIterator:
                 account.load()
                 try:
                     self._listen()
-                    batch = next(self._source, _END)  # type: ignore[arg-type]
+                    received = next(self._source, None)
                 finally:
                     account.loaded()
-                if batch is _END:
+                if received is None:
                     self._reads = False
                     return
-                self._note_stages(batch)
-                state = None if self._state_after is None else self._state_after(self._source)
+                if received.stages is None:
+                    account.unstaged()
+                else:
+                    account.staged(*received.stages)
+                state = None if self._state_after is None else self._state_after(self._source.iterator)
+                slot = received.slot
+                flight = self._send(received.batch, slot)
+                del received
+                self._source.sent(slot, flight)
                 slot = None
-                if type(batch) is Received:
-                    batch, slot = self._source.pool.open(batch)  # type: ignore[union-attr]
-                flight = self._send(batch, slot)
-                del batch
-                if slot is not None:
-                    self._source.pool.sent(slot, flight)  # type: ignore[union-attr]
-                    slot = None
             except _AT_ONCE:
                 raise
             except BaseException as error:
@@ -157,7 +161,7 @@ class FeedIterator:
 
     def _may_read(self) -> bool:
         """False if there is a batch to hand out, and its user would have to wait for workers to make another one."""
-        return not self._pending or not isinstance(self._source, WorkerEpoch) or self._source.is_ready()
+        return not self._pending or self._source.is_ready()
 
     def _send(self, batch: Any, slot: Any) -> Any:
         before = sum(expand.pin_seconds for expand in self._expand)
@@ -174,5 +178,21 @@ class FeedIterator:
         self._reads = False
         self._pending.clear()
         source, self._source = self._source, None
-        if isinstance(source, Generator) and source is not self._feed.loader:
-            source.close()
+        iterator = getattr(source, "iterator", None)
+        if isinstance(iterator, Generator) and iterator is not self._feed.loader:
+            iterator.close()
+
+
+class PlainWay(Way):
+    """Takes the batches from any loader's own iterator."""
+
+    def __init__(self, workers: Way):
+        self._workers = workers  # which were asked before
+
+    def begin(self, feed: Any) -> FeedIterator:
+        return FeedIterator(feed).start(self._source)
+
+    def _source(self, loader: Any) -> PlainSource:
+        iterator = iter(loader)
+        watch = watch_batches(iterator)
+        return PlainSource(iterator, watch, why_unknown(loader, self._workers.why) if watch is None else "")

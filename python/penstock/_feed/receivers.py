@@ -40,3 +40,13 @@ class Receivers:
     @property
     def group(self) -> _core.Group:
         return group_for(self.engines)
+
+    def describe_links(self) -> list[str]:
+        """How batches that are sent together go, and what each link has carried."""
+        carried = zip(self.specs, self.group.carried(), strict=True)
+        return [
+            "batches of 1 MiB and more go once over the links of all devices that reach each other, smaller ones over "
+            "each",
+            "links: carried so far, with all else that was sent to these devices together, by "
+            + ", ".join(f"{spec} {count} bytes" for spec, count in carried),
+        ]

@@ -97,8 +97,7 @@ class Follower:
         if not self._workers:  # the sampler has given the samples of this batch, and no more
             return self.draw.after(self.draw.taken)
         # Batches that raised are among those that have come from the workers.
-        batches = getattr(source, "_iterator", source)._rcvd_idx
-        return self.draw.after(min(batches * self._size, self.draw.samples))
+        return self.draw.after(min(source._rcvd_idx * self._size, self.draw.samples))
 
 
 class TorchOrder:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from .. import _core
-from .stages import Stages, Watch, monotonic, watch_fetch
+from .stages import FetchWatch, Stages, monotonic, watch_fetch
 
 _ALIGNMENT = 256
 # The types of the arrays that lie in slots, with DLPack's codes: kind and bits.
@@ -79,7 +79,7 @@ class Writer:
         self._key, self._shared, self._each = slots.key, slots.shared, slots.each
         self._collate, self._stacks = collate, stacks
         self._receiver = os.getpid()
-        self._watch: Watch | None = None
+        self._watch: FetchWatch | None = None
 
     def __getstate__(self) -> dict:
         state = {**self.__dict__, "_slots": None}

@@ -19,7 +19,7 @@ class Stages(NamedTuple):
     pin: float = 0.0  # by a DataLoader without workers
 
 
-class Watch:
+class FetchWatch:
     """Stands in for the `fetch` of one of PyTorch's fetchers, which gets samples and then calls collate_fn."""
 
     def __init__(self, fetcher: Any):
@@ -53,7 +53,7 @@ class Watch:
 class _Collate:
     """Stands in for a fetcher's collate_fn."""
 
-    def __init__(self, watch: Watch, collate: Callable[[Any], Any]):
+    def __init__(self, watch: FetchWatch, collate: Callable[[Any], Any]):
         self._watch = watch
         self._collate = collate
 
@@ -64,19 +64,19 @@ class _Collate:
         return batch
 
 
-def watch_fetch(fetcher: Any) -> Watch | None:
+def watch_fetch(fetcher: Any) -> FetchWatch | None:
     """Times when the fetcher begins a batch, from its next one on. None if it is none of PyTorch's."""
     module = sys.modules.get("torch.utils.data._utils.fetch")
     known = [getattr(module, name, None) for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher")]
     if fetcher is None or type(fetcher) not in known:
         return None
     watch = vars(fetcher).get("fetch")
-    if type(watch) is not Watch:
-        watch = fetcher.fetch = Watch(fetcher)
+    if type(watch) is not FetchWatch:
+        watch = fetcher.fetch = FetchWatch(fetcher)
     return watch
 
 
-def watch_batches(source: Any) -> Watch | None:
+def watch_batches(source: Any) -> FetchWatch | None:
     """Times the batches that a DataLoader's iterator makes in this process. None if this is no such iterator."""
     fetcher = getattr(source, "__dict__", {}).get("_dataset_fetcher")
     watch = watch_fetch(fetcher)
@@ -86,7 +86,7 @@ def watch_batches(source: Any) -> Watch | None:
     return watch
 
 
-def why_unknown(loader: Any, of_workers: str) -> str:
+def why_unknown(loader: Any, of_workers: str | None) -> str:
     """Why the stages of a loader's batches are not timed. `of_workers`: why its workers do not fill slots, if it has
     some."""
     if of_workers:

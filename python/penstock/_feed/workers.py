@@ -1,4 +1,4 @@
-"""feed around a DataLoader with workers: they put their batches into shared slots, which the device reads."""
+"""feed's way around a DataLoader with workers: they put their batches into shared slots, which the device reads."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import collections
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .. import _core, _others
 from .._checks import whole
 from .._engines import close_at_exit, engine_for
 from .._errors import Unsupported
+from .iterator import FeedIterator
 from .receivers import Receivers
 from .slots import Received, Slots
 from .stages import monotonic
+from .way import Way
 
 _MOST_SLOT_BYTES = 8 << 30  # addresses of each slot; a larger batch goes as any batch does
 _PAGES = 2 << 20
@@ -61,13 +63,13 @@ def _give_back(granted: list[int]) -> None:
 
 
 class _Workers:
-    """What a loader has of its workers, kept in the loader, so that it goes with it: the epochs of persistent workers,
+    """What a loader has of its workers, kept in the loader, so that it goes with it: the sources of persistent workers,
     by the devices that receive. Neither copied nor pickled with the loader."""
 
     def __init__(self, loader: Any):
         self._loader = weakref.ref(loader)
         self.lock = threading.RLock()  # code of the user's runs meanwhile: it may begin another epoch
-        self.epochs: dict[str, WorkerEpoch] = {}
+        self.sources: dict[str, WorkerSource] = {}
         self.off = ""  # why its batches are to come without slots
 
     @classmethod
@@ -99,65 +101,73 @@ def _most_bytes() -> int:
     return min(_MOST_SLOT_BYTES, max(worker_memory_limit(), 1))
 
 
-class WorkerFeed:
-    """What a feed has for its loader's workers: their slots, kept from epoch to epoch. Thread-safe."""
+class WorkersWay(Way):
+    """Has the slots that a DataLoader's workers fill, and keeps them from epoch to epoch. Thread-safe."""
 
     def __init__(self, receivers: Receivers):
         self._receivers = receivers
         self._own: _Pool | None = None  # for workers that do not stay
         self.pool: _Pool | None = None  # of the latest epoch
-        self._why = ""
 
-    def begin(self, feed: Any) -> Iterator[Any] | None:
-        """The loader's next epoch. None if its batches come as they do without penstock."""
-        self._why = _why_ordinary(feed.loader)
-        if self._why:
+    def why_not(self, feed: Any) -> str | None:
+        """Empty if the loader has no workers."""
+        return _why_not(feed.loader)
+
+    def begin(self, feed: Any) -> FeedIterator | None:
+        self.why = _why_not(feed.loader)
+        if self.why is not None:
             return None
         workers = _Workers.of(feed.loader)
         with workers.lock:
-            try:
-                epoch = self._epoch(feed, workers)
-            except (Unsupported, _Ordinary) as reason:
-                self._why = str(reason)
+            pool = self._pool_for(feed, workers)
+            if isinstance(pool, str):
+                self.why = pool
                 return None
-            self.pool = epoch.pool
-            return epoch
+            return FeedIterator(feed).start(lambda loader: self._source(loader, workers, pool))
 
-    def _epoch(self, feed: Any, workers: _Workers) -> WorkerEpoch:
+    def describe(self, feed: Any, why: str | None) -> list[str]:
+        why = why or self.why
+        if why:
+            return [f"worker processes send their batches as they do without penstock: {why}"]
+        if why is not None:
+            return []
+        return ["worker processes put their batches into shared memory", *(self.pool.describe() if self.pool else ())]
+
+    def _pool_for(self, feed: Any, workers: _Workers) -> _Pool | str:
+        """The slots for the next epoch, or why there are none."""
         loader = feed.loader
         if _keeps_iterator(loader):
             if loader._initial_iter_for_state_dict:
-                raise _Ordinary("its state was asked for, which started its workers")
+                return "its state was asked for, which started its workers"
             loader._iterator = None  # ends the workers of an epoch that was left
+        if loader.persistent_workers:
+            source = workers.sources.get(self._receivers.name)
+            if source is not None and all(process.is_alive() for process in source.pool.processes):
+                return source.pool
+            if loader._iterator is not None:
+                return "its persistent workers were started without penstock.feed"
         # A worker has some batches under way. The device has those that were sent, and the consumer has one.
         each = loader.prefetch_factor - (-(feed.prefetch_depth + 3) // loader.num_workers)
+        if not loader.persistent_workers and self._own is not None and self._own.serves(loader.num_workers, each):
+            return self._own
+        try:
+            pool = _Pool(self._receivers.specs[0], loader.num_workers, each)
+        except Unsupported as reason:
+            return str(reason)
         if not loader.persistent_workers:
-            if self._own is None or not self._own.serves(loader.num_workers, each):
-                self._own = _Pool(self._receivers.specs[0], loader.num_workers, each)
-            return WorkerEpoch(loader, self._own)
-        key = self._receivers.name
-        epoch = workers.epochs.get(key)
-        if epoch is not None and all(process.is_alive() for process in epoch.pool.processes):
-            return epoch.again(loader)
-        if loader._iterator is not None:
-            raise _Ordinary("its persistent workers were started without penstock.feed")
-        pool = _Pool(self._receivers.specs[0], loader.num_workers, each)
-        epoch = workers.epochs[key] = WorkerEpoch(loader, pool)
-        return epoch
+            self._own = pool
+        return pool
 
-    def why_ordinary(self) -> str:
-        """Why the latest epoch's workers do not fill slots; empty if they do, or if there are none."""
-        return "" if self._why == _NONE else self._why
-
-    def describe(self, loader: Any) -> list[str]:
-        why = _why_ordinary(loader) or self._why
-        if why:
-            return [f"worker processes send their batches as they do without penstock: {why}"] if why != _NONE else []
-        return ["worker processes put their batches into shared memory", *(self.pool.describe() if self.pool else ())]
-
-
-class _Ordinary(Exception):
-    """Why an epoch's batches come as they do without penstock."""
+    def _source(self, loader: Any, workers: _Workers, pool: _Pool) -> WorkerSource:
+        kept = workers.sources.get(self._receivers.name) if loader.persistent_workers else None
+        if kept is not None and kept.pool is pool:
+            source = kept.again(loader)
+        else:
+            source = WorkerSource(loader, pool)
+            if loader.persistent_workers:
+                workers.sources[self._receivers.name] = source
+        self.pool = pool
+        return source
 
 
 class _Pool(Slots):
@@ -168,7 +178,7 @@ class _Pool(Slots):
         self._engine = engine_for(spec)
         super().__init__(workers, each, _most_bytes(), self._engine.numa_node)
         self._workers = workers
-        self._epoch: Callable[[], WorkerEpoch | None] = lambda: None  # the latest
+        self._source: Callable[[], WorkerSource | None] = lambda: None  # the latest
         self.processes: list[Any] = []
         self.workers: Callable[[], _Workers | None] = lambda: None
         self._granted = [0] * self.shared.slots
@@ -186,7 +196,7 @@ class _Pool(Slots):
         """True if new workers may have the slots: none of the earlier ones is left, who might still write, and nobody
         who might still ask for what these sent."""
         fits = (self._workers, self.each, self.shared.most_bytes) == (workers, each, _most_bytes())
-        if not fits or self.shared.retired or self._epoch() is not None:
+        if not fits or self.shared.retired or self._source() is not None:
             return False
         self.prune()
         return not self.processes
@@ -195,10 +205,10 @@ class _Pool(Slots):
         """Forgets processes that have ended, each of which has open files here."""
         self.processes = [process for process in self.processes if process.is_alive()]
 
-    def start(self, loader: Any, epoch: WorkerEpoch) -> tuple[Any, Any]:
+    def start(self, loader: Any, source: WorkerSource) -> tuple[Any, Any]:
         """A copy of the loader whose workers write into the slots, and its iterator."""
         data = sys.modules["torch.utils.data"]
-        self._epoch = weakref.ref(epoch)
+        self._source = weakref.ref(source)
         self.shared.reclaim()
         self._return_lent()
         twin = object.__new__(type(loader))
@@ -235,15 +245,14 @@ class _Pool(Slots):
         if not any(process.is_alive() for process in others):
             self.shared.return_lent()
 
-    def open(self, received: Received) -> tuple[Any, Any]:
-        """The batch and its slot, which is locked for the device if it can be, off the way: until then, its batches
-        travel as others do."""
+    def open(self, received: Received) -> None:
+        """Has the slot of a batch locked for the device if it can be, off the way: until then, its batches travel as
+        others do."""
         if received.wanted > min(self._granted) and self._may_have(received.wanted):
             self._grow(received.wanted)
         slot = received.slot
         if slot is not None and self._engine.is_cuda:
             self.shared.lock_soon(slot, self._engine)
-        return received.batch, slot
 
     def sent(self, slot: Any, flight: Any) -> None:
         """Called when the batch is on its way and its host arrays are dropped. If some are left, an object has kept
@@ -262,7 +271,7 @@ class _Pool(Slots):
         workers = self.workers()
         if workers is not None:
             workers.off = why
-            workers.epochs.clear()  # their workers, which persist, end with the epoch
+            workers.sources.clear()  # their workers, which persist, end with the epoch
 
     def _may_have(self, wanted: int) -> bool:
         """False if there is no use in asking for that much room."""
@@ -313,36 +322,45 @@ class _Pool(Slots):
         return lines
 
 
-class WorkerEpoch:
+class WorkerSource:
     """An epoch of workers that fill slots. Gives what they send."""
+
+    why_no_stages = ""  # of batches; empty: they are timed
 
     def __init__(self, loader: Any, pool: _Pool):
         self.pool = pool
         pool.workers = weakref.ref(_Workers.of(loader))
-        self._twin, self._iterator = pool.start(loader, self)
+        self._twin, self.iterator = pool.start(loader, self)
 
-    def again(self, loader: Any) -> WorkerEpoch:
+    def again(self, loader: Any) -> WorkerSource:
         """The next epoch of persistent workers."""
-        self._iterator = self.pool.again(self._twin, loader)
+        self.iterator = self.pool.again(self._twin, loader)
         return self
 
-    def __iter__(self) -> WorkerEpoch:
+    def __iter__(self) -> WorkerSource:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Received:
         self.pool.asked = monotonic()
         try:
-            batch = next(self._iterator)
+            received = next(self.iterator)
         except StopIteration:
             self.pool.prune()
             raise
-        if type(batch) is not Received:
+        if type(received) is not Received:
             self.pool.turn_off("its workers are threads, which share this process's memory")
-        return batch
+            return Received(received, None, 0)
+        self.pool.open(received)
+        return received
+
+    def sent(self, slot: Any, flight: Any) -> None:
+        """Called when a batch is on its way and its host arrays are dropped."""
+        if slot is not None:
+            self.pool.sent(slot, flight)
 
     def is_ready(self) -> bool:
         """True if a batch has come from the workers and was not asked for, or if PyTorch's iterator does not tell."""
-        iterator = self._iterator
+        iterator = self.iterator
         try:
             return len(iterator._task_info.get(iterator._rcvd_idx, ())) == 2 or not iterator._data_queue.empty()
         except AttributeError:
@@ -362,14 +380,13 @@ def _keeps_iterator(loader: Any) -> bool:
 
 
 _kept: list[tuple[Any, int]] = []  # slots that are never free again, and their bytes
-_NONE = "it has none"
 
 
-def _why_ordinary(loader: Any) -> str:
-    """Why a loader's workers cannot fill slots; empty if they can."""
+def _why_not(loader: Any) -> str | None:
+    """Why a loader's workers cannot fill slots; empty if it has none. None if they can."""
     module = sys.modules.get("torch.utils.data.dataloader")
     if module is None or not isinstance(loader, module.DataLoader) or not loader.num_workers:
-        return _NONE
+        return ""
     theirs, known = type(loader), _stateful() if _keeps_iterator(loader) else module.DataLoader
     if theirs.__iter__ is not known.__iter__ or theirs._get_iterator is not known._get_iterator:
         return f"a {theirs.__name__} iterates in its own way"
@@ -383,4 +400,4 @@ def _why_ordinary(loader: Any) -> str:
         return _Workers.of(loader).off
     if worker_memory_limit() == 0:
         return "worker_memory_limit is 0"
-    return ""
+    return None

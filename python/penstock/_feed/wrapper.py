@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -10,16 +9,16 @@ from typing import Any, Generic, TypeVar, overload
 
 from .. import _core, _others
 from .._checks import attribute, whole
-from .._engines import resolve
 from .._errors import InvalidArgument
 from .._process_group import ProcessGroup
 from .._statistics import FeedStatistics
-from .iterator import FeedIterator
-from .native import NativeFeed, begin_native, may_be_native, not_for_processes, why_not_native
+from .adapters import kind_of
+from .draws import not_for_processes
 from .receivers import Receivers
-from .resume import Placed, TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
+from .resume import TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
 from .static import StaticBatches, check
-from .workers import WorkerFeed
+from .tensors import tensors_of
+from .ways import Ways
 
 Batch = TypeVar("Batch")
 
@@ -124,8 +123,7 @@ def feed(
     the first one, otherwise the host. `prefetch_depth`: 0 and up; with `static`, 1 and up. Raises InvalidArgument for
     other values, and DeviceError in a DataLoader's worker process.
     """
-    options = dict(sharded=sharded, native=native, static=static, resumable=resumable, group=group)
-    return Feed(loader, device, prefetch_depth, **options)
+    return Feed(**locals())
 
 
 class Feed(Generic[Batch]):
@@ -135,36 +133,27 @@ class Feed(Generic[Batch]):
     assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0.
     """
 
-    _own = frozenset(
-        {"loader", "device", "devices", "prefetch_depth", "sharded", "native", "static", "resumable", "group"}
-    )
+    _options: dict[str, Any] = feed.__kwdefaults__  # the defaults, by name
+    _own = frozenset({"loader", "device", "devices", "prefetch_depth", *_options})
     _held = 1  # batches that the loop holds while it asks for the next one
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
-        kind = _kind_of(_unwrapped(loader), options.get("resumable", False)) if cls is Feed else cls
+        kind = kind_of(Feed, cls._unwrapped(loader), options.get("resumable", False)) if cls is Feed else cls
         return object.__new__(kind)
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        device: Any = "auto",
-        prefetch_depth: int = 2,
-        *,
-        sharded: bool = False,
-        native: bool = True,
-        static: bool = False,
-        resumable: bool = False,
-        group: Any = None,
-    ):
-        loader = _unwrapped(loader)
+    def __init__(self, loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, **options: Any):
+        """Takes what `feed` takes."""
+        unknown = options.keys() - self._options.keys()
+        if unknown:
+            raise TypeError(f"a feed has no option {', '.join(sorted(unknown))}")
+        loader = self._unwrapped(loader)
         self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
         _others.refuse_what_gives_no_batches(loader)
         self.loader = loader
-        self.sharded = bool(sharded)
-        self.native = bool(native)
-        self.static = bool(static)
-        self.resumable = bool(resumable)
+        group = options.get("group")
         self.group = list(group) if isinstance(group, Iterable) and not isinstance(group, str) else group
+        for name in self._options.keys() - {"group"}:
+            setattr(self, name, bool(options.get(name, self._options[name])))
         if self.group is not None and self.static:
             raise InvalidArgument("static=True delivers to fixed addresses of one device: leave group out.")
         self._set_receivers(device)
@@ -174,16 +163,17 @@ class Feed(Generic[Batch]):
         engine = self._receivers.engine
         if self.static:
             check(engine, self.prefetch_depth)
-        self._refuse_unless_all_may_get_it()
+        tensors = None if self._receivers.processes is None else tensors_of(self)
+        if isinstance(tensors, str):
+            raise not_for_processes(tensors)
+
+    @staticmethod
+    def _unwrapped(loader: Any) -> Any:
+        return loader.__dict__["loader"] if issubclass(type(loader), Feed) else loader
 
     def _set_receivers(self, device: Any) -> None:
         self._receivers = Receivers(device, self.group)
         self.device, self.devices = self._receivers.name, self._receivers.specs
-
-    def _refuse_unless_all_may_get_it(self) -> None:
-        why = "" if self._receivers.processes is None else why_not_native(self)
-        if why:
-            raise not_for_processes(why)
 
     def _find_order(self) -> Any:
         """What keeps this feed's place; None if its loader does, or nobody. Raises InvalidArgument if nobody can and
@@ -194,9 +184,9 @@ class Feed(Generic[Batch]):
         if order is None and self.resumable:
             if may_overtake(self.loader):
                 raise unresumable("batches of its workers may overtake each other", "Leave in_order=False out")
-            why = why_not_native(self)
-            if why:
-                raise unresumable(why)
+            tensors = tensors_of(self)
+            if isinstance(tensors, str):
+                raise unresumable(tensors)
             order = torch_order_of(self.loader)
         return order
 
@@ -219,9 +209,7 @@ class Feed(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         if self.static:
             check(self._receivers.engine, self.prefetch_depth)
-        self._refuse_unless_all_may_get_it()
-        ordinary = functools.partial(FeedIterator, self)
-        return begin_native(self, ordinary) if may_be_native(self) else ordinary().start()
+        return self._ways.begin(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "loader" not in self.__dict__:
@@ -244,16 +232,17 @@ class Feed(Generic[Batch]):
         object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple:
-        options = {name: getattr(self, name) for name in ("sharded", "native", "static", "resumable", "group")}
-        again = functools.partial(feed, **options)
         device = "auto" if self._receivers.together else self._receivers.name
-        return again, (self.loader, device, self.prefetch_depth)
+        return functools.partial(feed, **self._chosen()), (self.loader, device, self.prefetch_depth)
+
+    def _chosen(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._options}
 
     def __repr__(self) -> str:
         dataset = attribute(self.loader, "dataset")
         of = "" if dataset is None else f" of a {type(dataset).__name__}"
-        names = [name for name in ("sharded", "static", "resumable") if getattr(self, name)]
-        options = ["", *(f"{name}=True" for name in names), *([] if self.native else ["native=False"])]
+        chosen = {name: value for name, value in self._chosen().items() if value is not self._options[name]}
+        options = ["", *(f"{name}={value}" for name, value in chosen.items() if name != "group")]
         return (
             f"<penstock.feed of a {type(self.loader).__name__}{of} on {self._receivers.name}, "
             f"prefetch_depth={self.prefetch_depth}{', '.join(options)}>"
@@ -269,43 +258,28 @@ class Feed(Generic[Batch]):
         how many bytes each link has carried, and this is an InvalidArgument."""
         if not self._receivers.together:
             raise InvalidArgument("This feed has one device, over its own link: use stats().")
-        if self._native.counted is None:
+        if self._ways.native.counted is None:
             raise InvalidArgument(
                 "No account of each device is kept, since the batches are those that the loader makes: stats() is the "
                 "account of all, and describe() says how many bytes each link has carried."
             )
-        return self._native.counted.device_stats()
+        return self._ways.native.counted.device_stats()
 
     def describe(self) -> list[str]:
         """Lines that say how the batches are made, and why. They hold for the epoch that is under way, or else the next
         one. May make the native loader, as iterating does."""
-        lines = self._native.describe(self)
+        lines = self._ways.describe(self)
         if self.static:
             lines.append(f"batches arrive, in turn, at {self._sets} fixed sets of addresses")
-        if self._receivers.together and not self._native.makes_batches:
-            lines += self._describe_links()
         return lines
-
-    def _describe_links(self) -> list[str]:
-        carried = zip(self.devices, self._receivers.group.carried(), strict=True)
-        return [
-            "batches of 1 MiB and more go once over the links of all devices that reach each other, smaller ones over "
-            "each",
-            "links: carried so far, with all else that was sent to these devices together, by "
-            + ", ".join(f"{spec} {count} bytes" for spec, count in carried),
-        ]
 
     @functools.cached_property
     def _account(self) -> _core.FeedAccount:
         return _core.FeedAccount(self._receivers.engine, self.prefetch_depth)
 
     @functools.cached_property
-    def _native(self) -> NativeFeed:
-        return NativeFeed(self._receivers)
-
-    @functools.cached_property
-    def _workers(self) -> WorkerFeed:
-        return WorkerFeed(self._receivers)
+    def _ways(self) -> Ways:
+        return Ways(self._receivers)
 
     @property
     def _sets(self) -> int:
@@ -319,7 +293,7 @@ class Feed(Generic[Batch]):
     @property
     def _counted(self) -> Any:
         """What has the account of the latest iteration."""
-        return self._native.counted or self._account
+        return self._ways.native.counted or self._account
 
     def _beginning(self) -> Any:
         """The state in which the next iteration begins; None: that of the loader."""
@@ -344,140 +318,4 @@ class Feed(Generic[Batch]):
         _others.warn_of_lost_accumulation(self.loader, "penstock.feed")
 
 
-class _Stateful:
-    """The methods of a feed whose loader keeps a state."""
-
-    def state_dict(self: Any) -> Any:
-        """The loader's state after the batch that was handed out last, without those that were read ahead."""
-        return self.loader.state_dict() if self._state is None else copy.deepcopy(self._state)
-
-    def load_state_dict(self: Any, state: Any) -> None:
-        """Passes a state to the loader. The next iteration begins there; earlier iterators keep no state."""
-        self.loader.load_state_dict(state)
-        self._begin_turn(None)
-
-    def _follow(self: Any) -> Callable[[Any], Any]:
-        return lambda _: copy.deepcopy(self.loader.state_dict())  # copied, since the loader may go on writing into it
-
-
-class _Epochs:
-    """The methods of a feed whose loader, or its sampler or dataset, takes the epoch."""
-
-    def set_epoch(self: Any, epoch: int) -> None:
-        """Passes the epoch to the loader; if it does not take it, to its sampler, otherwise to its dataset."""
-        _others.epoch_taker(self.loader).set_epoch(epoch)
-        if self._order is not None:
-            self._state = None
-        if self._needs_native:
-            self._order.told = None  # now it is told one, even if it is the same
-
-
-class _Posing:
-    """The methods of a feed that Accelerate takes for the loader in it: it asks for that class, and for attributes
-    whose names begin with an underscore, as `skip_first_batches` does."""
-
-    @property
-    def __class__(self) -> type:
-        return type(self.__dict__["loader"]) if "loader" in self.__dict__ else type(self)
-
-    def __getattr__(self: Any, name: str) -> Any:
-        if name.startswith("_") and not name.startswith("__") and "loader" in self.__dict__:
-            return getattr(self.loader, name)
-        return Feed.__getattr__(self, name)
-
-
-class _Prepared(_Posing):
-    """The methods of a feed whose loader Accelerate prepared: the batches are fed to that loader, under it.
-
-    Accelerate's loader itself moves batches, and notes whether one is the last. So it must come after the feed: it is
-    the one that is iterated, and meanwhile the DataLoader in it is replaced by a feed of that DataLoader.
-    """
-
-    @property
-    def device(self: Any) -> Any:
-        """The device to which Accelerate moves the batches."""
-        return _others.device_of_prepared(self.loader)
-
-    def _set_receivers(self: Any, device: Any) -> None:
-        if self.group is not None:
-            raise InvalidArgument("Accelerate moves the batches of this loader to one device: leave group out.")
-        wanted, given = resolve(device), self.device
-        if given is not None:
-            theirs = resolve(given)
-            same_host = theirs.startswith("host") and wanted.startswith("host")
-            if device != "auto" and theirs != wanted and not same_host:
-                raise InvalidArgument(
-                    f"Accelerate moves the batches of this loader to {given}, not to {device}: leave `device` out."
-                )
-            wanted = theirs if device == "auto" else wanted
-        self._receivers = Receivers(wanted)
-        self.devices = [wanted]
-
-    def describe(self: Any) -> list[str]:
-        return self._inner(_unwrapped(self.loader.base_dataloader)).describe()
-
-    def _inner(self: Any, base: Any) -> Feed:
-        inner = _Under(
-            base, self._receivers.name, self.prefetch_depth, sharded=True, native=self.native, static=self.static
-        )
-        inner._account, inner._native, inner._workers = self._account, self._native, self._workers
-        inner._static = self._static
-        return inner
-
-    def __iter__(self: Any) -> Iterator[Any]:
-        loader, base = self.loader, _unwrapped(self.loader.base_dataloader)
-        inner = self._inner(base)
-        # Loops may nest: each gives the place back to the one that goes on.
-        active = self.__dict__.setdefault("_active", [])
-        active.append(inner)
-        loader.base_dataloader = inner
-        try:
-            yield from loader
-        finally:
-            active.remove(inner)
-            loader.base_dataloader = active[-1] if active else base
-
-
-@functools.cache
-def _with(*mixins: type) -> type[Feed]:
-    return type("Feed", (*mixins, Feed), {"__module__": Feed.__module__, "__doc__": Feed.__doc__}) if mixins else Feed
-
-
 _STATE_NAMES = frozenset({"state_dict", "load_state_dict", "set_epoch"})
-
-
-def _kind_of(loader: Any, resumable: bool = False) -> type[Feed]:
-    """Feed with the methods that work for this loader. Code looks for methods, so those that would raise are absent."""
-    prepared = _others.is_prepared(loader)
-    mixins: list[type] = [_Prepared] if prepared else []
-    if _others.keeps_state(loader):
-        mixins.append(_Stateful)
-    elif resumable or sampler_of(loader) is not None:
-        mixins.append(Placed)
-    if _others.epoch_taker(loader) is not None:
-        mixins.append(_Epochs)
-    return _with(*mixins)
-
-
-def _unwrapped(loader: Any) -> Any:
-    return loader.__dict__["loader"] if issubclass(type(loader), Feed) else loader
-
-
-class _Under(_Posing, Feed):
-    """The feed under a loader of Accelerate, which gives the class of what is under it as its own."""
-
-    _held = 2  # Accelerate looks a batch ahead
-
-    def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
-        return object.__new__(_under(_kind_of(loader)))
-
-    def __reduce__(self) -> tuple:
-        return _unwrapped, (self.loader,)
-
-    def _warn(self) -> None:
-        pass
-
-
-@functools.cache
-def _under(kind: type[Feed]) -> type[Feed]:
-    return type("Feed", (_Under, kind), {})

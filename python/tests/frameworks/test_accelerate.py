@@ -109,7 +109,7 @@ def test_workers_of_a_prepared_loader_fill_slots(accelerator):
     for _ in range(3):
         assert ids(feed) == expected
     assert "worker processes put their batches into shared memory" in feed.describe()
-    assert max(feed._workers.pool._granted) > 0
+    assert max(feed._ways.workers.pool._granted) > 0
 
 
 @pytest.mark.parametrize("name", ["whole batches", "shuffle", "a last batch of two", "workers", "tensors"])

@@ -435,8 +435,8 @@ def test_workers_of_a_stateful_loader_fill_slots(name, target):
     expected = [take(bare, taken) for taken in epochs]
     for taken, wanted in zip(epochs, expected, strict=True):
         assert take(feed, taken) == wanted
-        pools.add(id(feed._workers.pool))
-    assert len(pools) == 1 and feed._workers.pool.shared.allowed(0) > 0
+        pools.add(id(feed._ways.workers.pool))
+    assert len(pools) == 1 and feed._ways.workers.pool.shared.allowed(0) > 0
     assert feed.state_dict() == loader.state_dict()
     assert take(loader, None) == take(bare, None), "the loader itself is as it was"
     state = feed.state_dict()

@@ -1,0 +1,93 @@
+"""The C++ loader that gathers the batches of a feed around tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _core
+from .._engines import close_at_exit
+from .draws import EpochBatches, RowsOfBatches
+from .receivers import Receivers
+from .static import mark
+from .tensors import Tensors
+
+
+class TensorLoader:
+    """A native loader of tensors, for one epoch after the other. The C++ loader asks it for the batches' indices."""
+
+    def __init__(self, receivers: Receivers, prefetch_depth: int, static: bool, tensors: Tensors, most: int):
+        self._memory = tensors.memory()
+        self._most = most
+        self._prefetch_depth = prefetch_depth
+        self._members = len(receivers.specs)
+        self._processes = receivers.processes is not None
+        self.static = static
+        self._number = 0
+        self.rows = RowsOfBatches(most, self._processes)
+        native, where = _native_for(receivers)
+        self._native = native(
+            where,
+            list(zip(tensors.names, tensors.arrays, strict=True)),
+            [],
+            batch_size=most,
+            shuffle=False,
+            seed=0,
+            drop_last=False,
+            batch_sampler=self.rows,
+            rank=0,
+            world_size=1,
+            prefetch_depth=prefetch_depth,
+            residency="none",
+            # The device reads locked memory. Such memory must not be freed before it is unlocked, and PyTorch frees
+            # a tensor's memory when it moves it: into shared memory, say, for a spawned process. There it stays.
+            gather="automatic" if all(array.is_shared() for array in tensors.arrays) else "host",
+            gather_blocks=0,
+            narrow=True,
+            data_may_change=True,
+            device_budget_bytes=min(engine.memory_bytes for engine in receivers.engines),
+            threads=0,
+            when_full="fail",
+            mark=mark if static else None,
+        )
+        # Appends the arrays of the next batch, or None at the end of the epoch. False if the tensors are not as they
+        # were.
+        self.next_into = self._native.next_into
+        self.end_leases = self._native.end_leases if static else None
+        self.describe = self._native.describe
+        self.stats = self._native.stats
+        self.timeline = self._native.timeline
+        close_at_exit(self)
+
+    def serves(self, prefetch_depth: int, static: bool, tensors: Tensors, most: int) -> bool:
+        """True if it reads these tensors, has room for their batches, and is as far ahead."""
+        fits = self._most >= most and (self._prefetch_depth, self.static) == (prefetch_depth, static)
+        return fits and self._memory == tensors.memory()
+
+    def begin(self, batches: EpochBatches, tensors: Tensors) -> _core.TensorWatch:
+        """Begins an epoch. Gives what sees whether PyTorch writes to a tensor from now on, or gives it other memory."""
+        self.rows.begin(batches, tensors)
+        watch = _core.TensorWatch(tensors.arrays)
+        if self._processes:  # they go there together; other loaders have come to it
+            self._native.start_epoch(self._number)
+        return watch
+
+    def end(self) -> None:
+        """Nothing reads the tensors from here on, until the next epoch."""
+        self._number += 1
+        self._native.end_epoch(self._number)
+        self.rows.begin(None, None)
+
+    def device_stats(self) -> list[_core.FeedStatistics]:
+        return [self._native.member_stats(member) for member in range(self._members)]
+
+    def close(self) -> None:
+        self._native.close()
+
+
+def _native_for(receivers: Receivers) -> tuple[Any, Any]:
+    """The kind of C++ loader, and the devices that it feeds."""
+    if receivers.together:
+        return _core.NativeGroupLoader, receivers.group
+    if receivers.processes is not None:
+        return _core.NativeRankLoader, receivers.processes.place(receivers.engine)
+    return _core.NativeLoader, receivers.engine
