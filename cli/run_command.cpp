@@ -144,13 +144,14 @@ int complain(std::string what, int code) {
 
 /// What to write if these words are a program to run. Empty if the first one is a trace, or a folder with an
 /// option behind it: a folder may be named as a program is.
-std::string program_hint(const std::vector<std::string>& words) {
+std::string program_hint(const std::string& form, const std::vector<std::string>& words) {
+  if (words.empty()) return "";
   const std::string& first = words.front();
   std::error_code error;
   const bool has_option = words.size() > 1 && words[1].starts_with('-');
   const bool is_folder = has_option && std::filesystem::is_directory(first, error);
   if (first.starts_with('-') || first.ends_with(".json") || first.ends_with(".gz") || is_folder) return "";
-  return fmt::format("; to run a program, write penstock doctor -- {}{}",
+  return fmt::format("; to run a program, write penstock {}-- {}{}", form,
                      first.ends_with(".py") ? "python " : "", fmt::join(words, " "));
 }
 
@@ -162,9 +163,16 @@ std::string usage_text(const CLI::ParseError& error, const std::vector<std::stri
       std::ranges::any_of(commands, [&](CLI::App* command) { return command->get_name() == first; });
   if (!is_command && first[0] != '-') return fmt::format("unknown command '{}'; see penstock --help", first);
   std::string text = error.what();
-  const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-  if (is_extra && first == "doctor") text += program_hint({arguments.begin() + 2, arguments.end()});
-  return text + fmt::format("; see penstock {}--help", is_command ? first + " " : "");
+  std::string form = is_command ? first + " " : "";
+  if (first == "doctor") {
+    const bool has_program = std::ranges::find(arguments, "--") != arguments.end();
+    const std::string_view named = doctor_form(arguments, has_program);
+    if (!named.empty()) form += fmt::format("{} ", named);
+    const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    if (is_extra && (named.empty() || named == "run"))
+      text += program_hint(form, {arguments.begin() + (named.empty() ? 2 : 3), arguments.end()});
+  }
+  return text + fmt::format("; see penstock {}--help", form);
 }
 
 /// Called from any thread, also while a progress bar is drawn.
@@ -196,11 +204,11 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
       "      feed a dataset, and say where the time went\n"
       "  penstock load model.safetensors\n"
       "      load weights, and say what limited the time\n"
-      "  penstock doctor -- python train.py\n"
+      "  penstock doctor run -- python train.py\n"
       "      where a program loses time to its data\n"
-      "  penstock doctor trace.json\n"
+      "  penstock doctor read trace.json\n"
       "      the same from a trace of PyTorch's profiler\n"
-      "  penstock doctor --loader train.py:loader\n"
+      "  penstock doctor loader train.py:loader\n"
       "      what limits a PyTorch DataLoader\n"
       "Each command has more with --help.");
   InfoOptions info;
@@ -210,7 +218,8 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   FeedOptions feed;
   DoctorOptions doctor;
   feed.command_line = arguments;
-  const std::vector<std::string> own = split_off_program(arguments, doctor.command);
+  std::vector<std::string> own = split_off_program(arguments, doctor.command);
+  own = with_doctor_form(std::move(own), !doctor.command.empty());
   if (const char* recorder = std::getenv("PENSTOCK_RECORDER")) doctor.recorder = recorder;
   add_info(app, info);
   add_link(app, link);

@@ -2,94 +2,209 @@
 
 #include "doctor/command/doctor_command.hpp"
 
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string_view>
+
 namespace penstock::cli {
+
+namespace {
+
+constexpr auto kForms = std::to_array<std::string_view>({"run", "read", "loader"});
+constexpr const char* kWithoutForm = "examine";  // what the options say; not in the help
+
+/// Where the form stands.
+constexpr std::size_t kPlace = 2;
+
+bool asks_for_help(const std::vector<std::string>& words) {
+  return std::ranges::any_of(words, [](const std::string& word) { return word == "--help" || word == "-h"; });
+}
+
+CLI::Option* add_traces(CLI::App& command, DoctorOptions& options) {
+  return command
+      .add_option(
+          "TRACE", options.traces,
+          "Trace that PyTorch's profiler exported: .json or .json.gz; several are compared as those of "
+          "ranks; or a folder that --record made")
+      ->type_name("")
+      ->check(not_empty());
+}
+
+CLI::Option* add_loader(CLI::App& command, const char* name, DoctorOptions& options) {
+  return command
+      .add_option(name, options.loader,
+                  "Python file, and in it a DataLoader or a function without arguments that returns one")
+      ->check(not_empty());
+}
+
+/// Of what was recorded, now or before.
+std::vector<CLI::Option*> add_report(CLI::App& command, DoctorOptions& options) {
+  return {
+      add_file(command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3"),
+      add_file(command, "--profile", options.profile,
+               "Link profile of the machine that was recorded; for a program, in place of the stored one"),
+      add_file(command, "--html", options.html,
+               "Write a page with the findings, a timeline and the link's curve to FILE"),
+      add_file(command, "--perfetto", options.perfetto,
+               "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz "
+               "packs it")};
+}
+
+CLI::Option* add_process(CLI::App& command, DoctorOptions& options) {
+  return command
+      .add_option_function<std::string>(
+          "--process",
+          [&options](const std::string& text) {
+            options.process = parse_count("--process", text, 0, kMostCount);
+          },
+          "Of a folder with several processes, draw the one that has the number N in the report, in place of "
+          "the "
+          "first")
+      ->type_name("N");
+}
+
+std::vector<CLI::Option*> add_measurement(CLI::App& command, DoctorOptions& options) {
+  constexpr double kShortest = 0.01;
+  constexpr double kLongest = 3600;
+  return {add_time(
+              command, "--seconds", "seconds", kShortest, kLongest,
+              [&options](double number) { options.seconds = number; },
+              "Time of each run: two to six, and one for each number of workers (default: 2)"),
+          add_time(
+              command, "--step", "milliseconds", 0, kLongestMilliseconds,
+              [&options](double number) { options.step_ms = number; },
+              "The milliseconds that training takes for a batch, without the loader")};
+}
+
+struct RecordingOptions {
+  CLI::Option* record;
+  CLI::Option* no_lines;
+  CLI::Option* no_contents;
+  CLI::Option* verify;
+};
+RecordingOptions add_recording(CLI::App& command, DoctorOptions& options) {
+  return {
+      add_file(command, "--record", options.record, "Folder to keep the recordings of a program in")
+          ->type_name("FOLDER"),
+      command.add_flag("--no-lines", options.no_lines,
+                       "Record a program faster, without the lines of its calls"),
+      command.add_flag(
+          "--no-contents", options.no_contents,
+          "Record a program faster, without looking for the same data sent again and for widened values"),
+      command
+          .add_option("--verify", options.verify,
+                      "Line of a shell that runs the changed program: compare what it gains with what was "
+                      "predicted")
+          ->type_name("LINE")
+          ->check(not_empty())};
+}
+
+void add_run(CLI::App& doctor, DoctorOptions& options) {
+  CLI::App* command = doctor.add_subcommand("run", "Run a CUDA program, as it is, and record it");
+  add_recording(*command, options);
+  add_report(*command, options);
+  add_json(*command, options.json, "the verdict");
+  command->callback([&options] {
+    if (options.command.empty()) throw CLI::RequiredError("a program behind --");
+    if (options.verify.empty()) return;
+    if (!options.budget.empty()) throw CLI::ExcludesError("--verify", "--budget");
+    if (!options.record.empty()) throw CLI::ExcludesError("--verify", "--record");
+  });
+  command->footer(
+      "The program and its arguments stand behind --.\n"
+      "Examples:\n"
+      "  penstock doctor run -- python train.py --epochs 1\n"
+      "  penstock doctor run --record recorded -- python train.py\n"
+      "      penstock doctor read recorded   gives the report again\n"
+      "  penstock doctor run --verify 'python fixed.py' -- python train.py\n"
+      "      what did the change gain?");
+}
+
+void add_read(CLI::App& doctor, DoctorOptions& options) {
+  CLI::App* command =
+      doctor.add_subcommand("read", "Read traces of PyTorch's profiler, or a folder of recordings");
+  add_traces(*command, options)->required();
+  add_report(*command, options);
+  add_process(*command, options);
+  add_json(*command, options.json, "the verdict");
+  command->footer(
+      "Examples:\n"
+      "  penstock doctor read trace.json\n"
+      "  penstock doctor read rank0.json rank1.json\n"
+      "      who keeps the others waiting?\n"
+      "  penstock doctor read trace.json --html report.html --perfetto found.json.gz\n"
+      "  penstock doctor read trace.json --budget budget.txt --json -\n"
+      "      in continuous integration");
+}
+
+void add_measured_loader(CLI::App& doctor, DoctorOptions& options) {
+  CLI::App* command =
+      doctor.add_subcommand("loader", "Measure a PyTorch DataLoader, without a GPU and a model");
+  add_loader(*command, "FILE.py:NAME", options)->required()->type_name("");
+  add_measurement(*command, options);
+  add_json(*command, options.json, "the verdict");
+  command->footer(
+      "Examples:\n"
+      "  penstock doctor loader train.py:loader\n"
+      "  penstock doctor loader train.py:make_loader --step 12\n"
+      "      does it keep up with a step of 12 ms?\n"
+      "It runs the Python that this command was installed into, or else the python3 of the PATH. It needs\n"
+      "PyTorch and the penstock package.");
+}
+
+/// The same without a word for what to do: the options tell it.
+void add_without_form(CLI::App& doctor, DoctorOptions& options) {
+  CLI::App& command = *doctor.add_subcommand(kWithoutForm)->group("");
+  CLI::Option* traces = add_traces(command, options);
+  const std::vector<CLI::Option*> report = add_report(command, options);
+  CLI::Option* process = add_process(command, options);
+  CLI::Option* loader =
+      add_loader(command, "--loader", options)->type_name("FILE.py:NAME")->excludes(traces, process);
+  for (CLI::Option* option : report) loader->excludes(option);
+  for (CLI::Option* option : add_measurement(command, options)) option->needs(loader);
+  const RecordingOptions recording = add_recording(command, options);
+  for (CLI::Option* option : {recording.record, recording.no_lines, recording.no_contents, recording.verify})
+    option->excludes(traces, loader);
+  recording.verify->excludes(report.front(), recording.record);  // --budget
+  add_json(command, options.json, "the verdict");
+}
+
+}  // namespace
 
 void add_doctor(CLI::App& app, DoctorOptions& options) {
   CLI::App* command = app.add_subcommand(
       "doctor", "Say where a training loop loses time to its data, or what limits a PyTorch DataLoader");
-  CLI::Option* trace =
-      command
-          ->add_option("TRACE", options.traces,
-                       "Trace that PyTorch's profiler exported: .json or .json.gz; several are compared as "
-                       "those of ranks; or a folder that --record made")
-          ->type_name("FILE")
-          ->check(not_empty());
-  CLI::Option* budget =
-      add_file(*command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3");
-  CLI::Option* profile =
-      add_file(*command, "--profile", options.profile,
-               "Link profile of the machine that was recorded; for a program, in place of the stored one");
-  CLI::Option* html = add_file(*command, "--html", options.html,
-                               "Write a page with the findings, a timeline and the link's curve to FILE");
-  CLI::Option* perfetto = add_file(
-      *command, "--perfetto", options.perfetto,
-      "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it");
-  CLI::Option* process = command
-                             ->add_option_function<std::string>(
-                                 "--process",
-                                 [&options](const std::string& text) {
-                                   options.process = parse_count("--process", text, 0, kMostCount);
-                                 },
-                                 "Of a folder with several processes, draw the one that has the number N in "
-                                 "the report, in place of "
-                                 "the first")
-                             ->type_name("N");
-  CLI::Option* loader = command
-                            ->add_option("--loader", options.loader,
-                                         "In place of a trace: Python file, and in it a DataLoader or a "
-                                         "function without arguments that returns one")
-                            ->type_name("FILE.py:NAME")
-                            ->excludes(trace, budget, profile, html, perfetto, process);
-  constexpr double kShortest = 0.01;
-  constexpr double kLongest = 3600;
-  add_time(
-      *command, "--seconds", "seconds", kShortest, kLongest,
-      [&options](double number) { options.seconds = number; },
-      "Time of each run: two to six, and one for each number of workers (default: 2)")
-      ->needs(loader);
-  add_time(
-      *command, "--step", "milliseconds", 0, kLongestMilliseconds,
-      [&options](double number) { options.step_ms = number; },
-      "The milliseconds that training takes for a batch, without the loader")
-      ->needs(loader);
-  CLI::Option* record =
-      add_file(*command, "--record", options.record, "Folder to keep the recordings of a program in")
-          ->type_name("FOLDER")
-          ->excludes(trace, loader);
-  command->add_flag("--no-lines", options.no_lines, "Record a program faster, without the lines of its calls")
-      ->excludes(trace, loader);
-  command
-      ->add_flag(
-          "--no-contents", options.no_contents,
-          "Record a program faster, without looking for the same data sent again and for widened values")
-      ->excludes(trace, loader);
-  command
-      ->add_option("--verify", options.verify,
-                   "Line of a shell that runs the changed program: compare what it gains with what was "
-                   "predicted")
-      ->type_name("LINE")
-      ->check(not_empty())
-      ->excludes(trace, loader, budget, record);
-  add_json(*command, options.json, "the verdict");
+  command->require_subcommand(1);
+  add_run(*command, options);
+  add_read(*command, options);
+  add_measured_loader(*command, options);
+  add_without_form(*command, options);
   command->footer(
       "Examples:\n"
-      "  penstock doctor -- python train.py --epochs 1\n"
-      "      any CUDA program, as it is\n"
-      "  penstock doctor --record run -- torchrun train.py\n"
-      "  penstock doctor --verify 'python fixed.py' -- python train.py\n"
-      "      what did the change gain?\n"
-      "  penstock doctor trace.json.gz\n"
-      "  penstock doctor rank0.json rank1.json\n"
-      "      who keeps the others waiting?\n"
-      "  penstock doctor trace.json --html report.html --perfetto found.json.gz\n"
-      "  penstock doctor trace.json --budget budget.txt --json -\n"
-      "      in continuous integration\n"
-      "  penstock doctor --loader train.py:loader\n"
-      "  penstock doctor --loader train.py:make_loader --step 12\n"
-      "      does it keep up with a step of 12 ms?\n"
-      "--loader runs the Python that this command was installed into, or else the python3 of the PATH. It "
-      "needs\n"
-      "PyTorch and the penstock package.");
+      "  penstock doctor run -- python train.py\n"
+      "  penstock doctor read trace.json\n"
+      "  penstock doctor loader train.py:loader\n"
+      "Each of them has more with --help. `penstock doctor -- python train.py`, `penstock doctor trace.json` "
+      "and\n"
+      "`penstock doctor --loader train.py:loader` mean the same.");
+}
+
+std::string_view doctor_form(const std::vector<std::string>& words, bool has_program) {
+  if (words.size() <= kPlace || std::ranges::find(kForms, words[kPlace]) == kForms.end()) return "";
+  // A trace or a folder may have the name of a form.
+  std::error_code error;
+  const bool is_alone = words.size() == kPlace + 1 || words[kPlace + 1].starts_with('-');
+  if (is_alone && !has_program && !asks_for_help(words) && std::filesystem::exists(words[kPlace], error))
+    return "";
+  return words[kPlace];
+}
+
+std::vector<std::string> with_doctor_form(std::vector<std::string> words, bool has_program) {
+  if (words.size() < kPlace || words[kPlace - 1] != "doctor") return words;
+  if (doctor_form(words, has_program).empty() && !asks_for_help(words))
+    words.insert(words.begin() + kPlace, kWithoutForm);
+  return words;
 }
 
 }  // namespace penstock::cli

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace penstock::cli {
@@ -43,5 +44,12 @@ int run_recording_doctor(const DoctorOptions& options, const Environment& enviro
 
 /// The options of `penstock doctor`; `options` outlives `app`.
 void add_doctor(CLI::App& app, DoctorOptions& options);
+
+/// What `penstock doctor` is to do: "run", "read" or "loader"; empty: `words`, of the command line up to --,
+/// do not say it. Then they are as `penstock doctor TRACE`, `penstock doctor -- PROGRAM` or `penstock doctor
+/// --loader FILE.py:NAME`.
+[[nodiscard]] std::string_view doctor_form(const std::vector<std::string>& words, bool has_program);
+/// The words as add_doctor's options take them.
+[[nodiscard]] std::vector<std::string> with_doctor_form(std::vector<std::string> words, bool has_program);
 
 }  // namespace penstock::cli

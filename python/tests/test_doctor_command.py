@@ -1,4 +1,4 @@
-"""`penstock doctor --loader`: whose file it imports, what it calls and refuses, its signals and its progress."""
+"""`penstock doctor loader`: whose file it imports, what it calls and refuses, its signals and its progress."""
 
 import contextlib
 import functools
@@ -308,7 +308,7 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
 
 @contextlib.contextmanager
 def start_command(folder, text):
-    """The command as `penstock doctor --loader slow.py:loader` starts it, in a group of its own."""
+    """The command as `penstock doctor loader slow.py:loader` starts it, in a group of its own."""
     (folder / "slow.py").write_text(textwrap.dedent(text))
     program = (
         "import signal, sys\n"

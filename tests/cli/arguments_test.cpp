@@ -133,8 +133,9 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
     esac
     exec "$PENSTOCK" "$@")");
   std::size_t examples = 0;
-  for (const std::string name : {"", "info", "link", "predict", "feed", "load", "doctor"}) {
-    const CommandResult help = name.empty() ? command.run({"--help"}) : command.run({name, "--help"});
+  for (const std::string name : {"", "info", "link", "predict", "feed", "load", "doctor", "doctor run",
+                                 "doctor read", "doctor loader"}) {
+    const CommandResult help = command.run_script("\"$PENSTOCK\" " + name + " --help");
     std::istringstream lines(help.output.substr(help.output.find("Examples:")));
     for (std::string line; std::getline(lines, line);) {
       if (!line.starts_with("  penstock ")) continue;
@@ -145,7 +146,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << line << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 38u);
+  EXPECT_EQ(examples, 41u);
 }
 
 }  // namespace

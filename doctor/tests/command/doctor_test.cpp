@@ -70,6 +70,16 @@ TEST_F(Doctor, TellsPythonWhatToExamine) {
   EXPECT_THAT(examine().output, HasSubstr("<2>\n<>\n<"));
 }
 
+TEST_F(Doctor, TakesAWordForWhatToDo) {
+  write_python("eval \"echo verdict >&$7\"; shift 2; for word in \"$@\"; do echo \"<$word>\"; done");
+  const CommandResult result = command_.run({"doctor", "loader", loader(), "--step", "12.5"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.output, examine({"--step", "12.5"}).output);
+  expect_complaint(command_.run({"doctor", "loader"}), 2,
+                   "FILE.py:NAME is required; see penstock doctor loader --help");
+  expect_complaint(command_.run({"doctor", "loader", loader(), "--html", "x"}), 2, "--html");
+}
+
 TEST_F(Doctor, RunsAProgramThatImportsThePackage) {
   write_python("eval \"echo verdict >&$7\"; [ \"$1\" = -c ] && echo \"$2\"");
   EXPECT_THAT(examine().output, HasSubstr("from penstock._doctor.command import main"));

@@ -465,6 +465,43 @@ TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
 }
 
+TEST_F(TraceDoctor, TakesAWordForWhatToDo) {
+  const std::string trace = path("trace.json");
+  const CommandResult result = command_.run({"doctor", "read", trace, "--json", path("report.json")});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.output, examine().output);
+  EXPECT_EQ(json::parse(read("report.json")).at("schema"), "penstock-trace-diagnosis/1");
+  const std::string help = command_.run({"doctor", "read", "--help"}).output;
+  EXPECT_THAT(help, HasSubstr("Usage: penstock doctor read [OPTIONS] TRACE"));
+  EXPECT_THAT(help, Not(HasSubstr("Excludes")));
+  EXPECT_THAT(command_.run({"doctor", "--help"}).output, Not(HasSubstr("examine")));
+  expect_complaint(command_.run({"doctor", "read"}), 2, "TRACE is required; see penstock doctor read --help");
+  expect_complaint(command_.run({"doctor", "run"}), 2,
+                   "a program behind -- is required; see penstock doctor run --help");
+  expect_complaint(command_.run({"doctor", "run", "python", "a.py"}), 2,
+                   "write penstock doctor run -- python a.py; see penstock doctor run --help");
+  for (const std::string option : {"--budget", "--record"}) {
+    expect_complaint(command_.run({"doctor", "run", "--verify", "ls", option, path("x"), "--", "ls"}), 2,
+                     "--verify excludes " + option);
+  }
+  expect_complaint(command_.run({"doctor", "read", trace, "--record", "x"}), 2,
+                   "see penstock doctor read --help");
+  expect_complaint(command_.run({"doctor", "read", trace, "--", "ls"}), 2, "exclude each other");
+}
+
+TEST_F(TraceDoctor, KnowsTracesThatAreNamedAsWhatToDo) {
+  for (const std::string name : {"run", "read", "loader"}) {
+    fs::create_directories(command_.home() / name);
+    const CommandResult alone = command_.run_script("\"$PENSTOCK\" doctor " + name);
+    EXPECT_THAT(alone.errors, HasSubstr(name + " holds no recording")) << "a folder";
+    EXPECT_THAT(command_.run_script("\"$PENSTOCK\" doctor " + name + " --help").output,
+                HasSubstr("Usage: penstock doctor " + name));
+    const CommandResult traces = command_.run_script("\"$PENSTOCK\" doctor read " + name);
+    EXPECT_EQ(traces.errors, alone.errors);
+  }
+  EXPECT_EQ(command_.run_script("\"$PENSTOCK\" doctor run -- true").status, 0);
+}
+
 TEST_F(TraceDoctor, SaysWhatToWriteInPlaceOfATrace) {
   write("train.py", "import torch");
   write("program", "#!/bin/sh\n");

@@ -73,6 +73,19 @@ TEST_F(Recorder, ExaminesAProgramAndPassesItsOutputAndStatusOn) {
                     Not(HasSubstr("without its exit handlers"))));
 }
 
+TEST_F(Recorder, RunsWhatIsSaidToRunAndReadsWhatIsSaidToRead) {
+  const std::vector<std::string> program{"--", PENSTOCK_RECORDER_PROGRAM, "init", "steps=20", "exit=5"};
+  std::vector<std::string> words{"doctor", "run", "--record", path("recorded")};
+  words.insert(words.end(), program.begin(), program.end());
+  const CommandResult run = command_.run(words);
+  EXPECT_EQ(run.status, 5);
+  EXPECT_THAT(run.errors, HasSubstr("pageable-copies"));
+  const CommandResult report = command_.run({"doctor", "read", path("recorded")});
+  EXPECT_EQ(report.status, 0) << report.errors;
+  EXPECT_THAT(report.output, HasSubstr("pageable-copies"));
+  EXPECT_EQ(report.output, command_.run({"doctor", path("recorded")}).output);
+}
+
 TEST_F(Recorder, KnowsTheLinksOfTheMachineThatTheProgramRanOn) {
   constexpr const char* kKnown = "The lines are what the link profile of Fake GPU";
   command_.environment.insert(command_.environment.end(),

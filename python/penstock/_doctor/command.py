@@ -1,4 +1,4 @@
-"""`penstock doctor --loader FILE.py:NAME`, which runs this in its own Python or the PATH's python3: cli/doctor.cpp."""
+"""`penstock doctor loader FILE.py:NAME`, run by doctor/command/doctor.cpp in its own Python or the PATH's python3."""
 
 from __future__ import annotations
 

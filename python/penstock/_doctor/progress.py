@@ -1,4 +1,4 @@
-"""What `penstock doctor --loader` shows on standard error while it measures."""
+"""What `penstock doctor loader` shows on standard error while it measures."""
 
 from __future__ import annotations
 
