@@ -21,8 +21,8 @@ using Sample = std::uint32_t[kSampleWords];
   return (bytes - kPieceBytes) / unit * piece / (recording::kSamplePieces - 1) * unit;
 }
 
-/// What the sample of a copy of `bytes` bytes tells of its values (docs/doctor.md). Never `unknown`. Data
-/// that is no float32, or that no narrower type is sure to hold, is `as_sent`.
+/// What the sample of a copy of `bytes` bytes tells of its values (doctor/methods.md). Never `unknown`.
+/// Data that is no float32, or that no narrower type is sure to hold, is `as_sent`.
 [[nodiscard]] CopiedValues judge_values(const Sample& sample, std::uint64_t bytes) noexcept;
 
 }  // namespace penstock::recorder

@@ -39,7 +39,7 @@ struct GainRange {
 enum class Severity : std::uint8_t { high, medium, note };
 [[nodiscard]] std::string_view severity_name(Severity severity) noexcept;
 
-/// One result of the rules in docs/doctor.md.
+/// One result of the rules in docs/doctor-reference.md.
 struct Finding {
   std::string id;
   Severity severity = Severity::note;

@@ -46,7 +46,7 @@ struct Advice {
   std::string_view with_penstock;  ///< with it
 };
 
-/// The rule's row in docs/doctor.md.
+/// The rule's row in docs/doctor-reference.md.
 struct RuleRow {
   std::string_view found_if;
   std::string_view least_gain;

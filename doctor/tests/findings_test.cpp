@@ -1885,7 +1885,7 @@ TEST(Findings, SayWhenTheirEvidenceRan) {
 }
 
 TEST(Findings, AreExplained) {
-  std::ifstream file(PENSTOCK_SOURCE "/docs/doctor.md");
+  std::ifstream file(PENSTOCK_SOURCE "/docs/doctor-reference.md");
   const std::string page(std::istreambuf_iterator<char>(file), {});
   for (const std::string_view id : finding_ids()) {
     EXPECT_THAT(page, HasSubstr("| `" + std::string(id) + "` | "));

@@ -42,8 +42,8 @@ TEST(Rules, AreTheTableOfTheDocs) {
     rows += fmt::format("| `{}` | {} | {} | {} |\n", rule.id, rule.row.found_if, rule.row.least_gain,
                         rule.row.most_gain);
   }
-  expect_written(PENSTOCK_SOURCE "/docs/doctor.md",
-                 "| id | it is found if | gain of a step, from | to |\n| --- | --- | --- | --- |\n", "\n",
+  expect_written(PENSTOCK_SOURCE "/docs/doctor-reference.md",
+                 "| id | it is found if | gain of a step, from | to |\n| --- | --- | --- | --- |\n", "\n\n",
                  rows.substr(0, rows.size() - 1));
 }
 
