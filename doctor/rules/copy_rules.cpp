@@ -136,8 +136,8 @@ struct ExposedCopies {
   double seconds = 0;
 };
 
-/// Asynchronous copies from pinned memory: those that the default stream holds up, or all others. nullopt:
-/// they do not matter by themselves, nor do both kinds together, with these as the larger part.
+/// One kind of asynchronous copies from pinned memory: held by the default stream, or not. nullopt if both
+/// kinds together do not matter, or if this kind is the smaller one and does not matter alone.
 std::optional<ExposedCopies> asynchronous_copies(const DeviceView& view, bool are_held) {
   const auto both = copies_that(view, [](const ViewedCopy& viewed) {
     return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr;

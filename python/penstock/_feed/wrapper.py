@@ -93,9 +93,9 @@ def feed(
     If a DataLoader has worker processes (`num_workers` above 0), they put their batches into shared memory, which a
     GPU reads where it lies; see `worker_memory_limit`. On the host, a batch keeps a part of that memory for as long as
     one of its arrays is kept. Pageable batches of other loaders that have a `num_workers` above 0 are moved in the
-    background, by threads of penstock. If this process itself makes the batches for a GPU, PyTorch's threads, which
-    have just made them, copy tensors of 1 MiB and more into pinned memory: other threads would take their cores. An
-    iterable around a loader with workers must pass on its `num_workers`.
+    background, by threads of penstock. If this process makes the batches, PyTorch's threads pin tensors of 1 MiB and
+    more for a GPU: threads of penstock would compete with them for cores. An iterable around a loader with workers
+    must pass on its `num_workers`.
 
     `static=True` is for captured graphs, by `torch.cuda.graph` or `torch.compile(mode="reduce-overhead")`: batches
     arrive in turn at `prefetch_depth` + 1 fixed sets of addresses, as the same tensor objects, which are marked with
