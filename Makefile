@@ -2,7 +2,7 @@
 # without a network. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build check test test-frameworks repeat mutants fuzz demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
+.PHONY: help setup build check test pytest test-frameworks repeat mutants fuzz demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,10 @@ check: ## Build, run the unit tests and lint the changed files, without sanitize
 test: ## Run every test that needs no GPU, also under the sanitizers
 	@tools/setup.sh build test bench python lint tsan
 	@tools/test.sh
+
+pytest: ## Run single tests of Python with the sources as they lie here, without a wheel: T='test_loader.py -k resume'
+	@tools/setup.sh build test python
+	@tools/python.sh one $(T)
 
 test-frameworks: ## Run the tests with Lightning, Accelerate, transformers and others, and the blocks of docs/frameworks.md
 	@tools/setup.sh build python

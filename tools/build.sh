@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Configures and builds a preset: build.sh PRESET [CMAKE-OPTION...]
+# Configures and builds a preset, or of it only what TARGETS names: build.sh PRESET [CMAKE-OPTION...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,4 +14,4 @@ if ! cmake --preset "$preset" "$@" >"$log" 2>&1; then
   cat "$log" >&2
   exit 1
 fi
-cmake --build --preset "$preset" --parallel "${JOBS:-$(nproc)}"
+cmake --build --preset "$preset" --parallel "${JOBS:-$(nproc)}" ${TARGETS:+--target $TARGETS}

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # The Python package:
-# python.sh install | test | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] | stubs |
+# python.sh install | test | one TESTS | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] | stubs |
 # tool, [ARGS]
 #
 # install          into .venv; the packages that the build needs come from the package index
 # test             builds the wheel, around the library of the finished build in PENSTOCK_BUILT if that is set; installs it
 #                  into a new virtual environment with the pinned test requirements, runs pytest
+# one TESTS        runs these with the sources as they lie here and a module that is built around build/ci, without a
+# wheel. TESTS is what pytest takes; names of files without a folder are in python/tests
 # environment      makes that virtual environment if there is none; --new: in any case
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
 # beside           builds with this Python's packages, without a network, into build/python/beside
@@ -44,6 +46,18 @@ make_test_environment() {
   rm -rf "$build/venv"
   make_environment "$build/venv"
   quietly "$build/venv/bin/python" -m pip install -r python/tests/requirements.txt "$build"/wheels/*.whl
+}
+
+# Builds the module around build/ci, beside links to the sources of the package: build/python/here.
+link_here() {
+  TARGETS="penstock penstock_command penstock_recorder fake_cuda" quietly tools/build.sh ci
+  quietly cmake -S python -B "$build/module" -DPENSTOCK_BUILT="$PWD/build/ci" -DPython_EXECUTABLE="$1" \
+    -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
+  quietly cmake --build "$build/module" --parallel "${JOBS:-$(nproc)}"
+  rm -rf "$build/here"
+  mkdir -p "$build/here/penstock"
+  ln -s "$PWD"/python/penstock/* "$build/here/penstock"
+  ln -sf "$build"/module/_core*.so "$PWD"/build/ci/libpenstock_recorder.so "$build/here/penstock"
 }
 
 # Makes the environment of the frameworks (1.7 GB) if there is none for these requirements.
@@ -101,6 +115,20 @@ case "${1:-}" in
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     "$build/venv/bin/python" -m pytest --numprocesses "${TEST_JOBS:-${JOBS:-$(nproc)}}" "$@"
     ;;
+  one)
+    shift
+    python=$(command -v "${PYTHON:-python3}")
+    if ! "$python" -c 'import nanobind, numpy, pytest, torch' 2>/dev/null; then
+      python=$build/tests/bin/python
+      make_environment "$build/tests"
+      quietly "$python" -m pip install -r python/tests/requirements.txt
+    fi
+    link_here "$python"
+    export PYTHONPATH="$build/here${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+    export PENSTOCK_FAKE_DRIVER=${PENSTOCK_FAKE_DRIVER:-$PWD/build/ci/tests/fake_driver/libfake_cuda.so}
+    cd python/tests
+    exec "$python" -m pytest -q -p no:cacheprovider "$@"
+    ;;
   environment)
     [[ ${2:-} != --new && -e $build/venv/bin/pytest ]] || make_test_environment
     ;;
@@ -156,7 +184,7 @@ case "${1:-}" in
     exec "$build/tools/bin/python" -B "$@"
     ;;
   *)
-    echo "usage: python.sh install | test | environment | test-frameworks | beside | gpu-test | train | format | stubs | tool" >&2
+    echo "usage: python.sh install | test | one | environment | test-frameworks | beside | gpu-test | train | format | stubs | tool" >&2
     exit 2
     ;;
 esac
