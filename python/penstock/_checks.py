@@ -38,6 +38,11 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
         return default
 
 
+def exists(owner: Any, name: str) -> bool:
+    """True if there is such an attribute, and reading it does not fail."""
+    return attribute(owner, name, exists) is not exists
+
+
 def has(owner: Any, method: str) -> bool:
     """True if there is such a method."""
     return callable(attribute(owner, method))

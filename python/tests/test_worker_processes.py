@@ -98,7 +98,7 @@ def test_new_workers_get_no_slot_of_one_that_still_runs():
     iterator = iter(feed)
     next(iterator)
     source = weakref.ref(iterator._source)
-    workers = iterator._source._iterator  # kept, and with it the worker
+    workers = iterator._source.iterator  # kept, and with it the worker
     before = slots_of(feed)
     del iterator
     assert source() is None

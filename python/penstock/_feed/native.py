@@ -55,15 +55,13 @@ class NativeWay(Way):
             self.why = self._why_no_loader(feed, tensors)
             if self.why is not None:
                 return None
-            epoch = NativeEpoch(feed, self)
-            self._latest = weakref.ref(epoch)
             loader = feed.loader
             batches = EpochBatches(loader.batch_sampler, feed._order)
             self._seed_workers(loader, feed._is_resumed)
             if loader.num_workers > 0:  # which have so many batches drawn when they start
                 batches.draw_ahead(loader.num_workers * loader.prefetch_factor)
-            epoch.start(self._loader, batches, tensors, beginning)  # type: ignore[arg-type]
-            self.counted = self._loader
+            epoch = NativeEpoch(feed, self, self._loader, batches, tensors, beginning)
+            self._latest, self.counted = weakref.ref(epoch), self._loader
             return epoch
 
     def describe(self, feed: Any, why: str | None) -> list[str]:
@@ -101,30 +99,22 @@ class NativeEpoch:
     """One epoch of a feed, gathered natively for as long as that gives the loader's own batches. Asks for no batch
     before the first `next()`. Once it is over or dropped, nothing reads the tensors."""
 
-    def __init__(self, feed: Any, way: NativeWay):
-        self._feed = feed
-        self._way = way
-        self._lock = way.lock
-        self._ordinary: FeedIterator | None = None
-        self._loader: Any = None
-        self._watch: _core.TensorWatch | None = None  # None: nothing is gathered natively
-        self._batches: Any = None  # those of the epoch
-        self._build: Callable[[list[Any]], Any] | None = None
+    def __init__(self, feed: Any, way: NativeWay, loader: Any, batches: EpochBatches, tensors: Tensors, beginning: Any):
+        """Begins the epoch; from here on its state is the feed's."""
+        self._feed, self._way, self._lock = feed, way, way.lock
+        self._loader, self._batches = loader, batches
         self._together = feed._receivers.together
         self._processes = feed._receivers.processes is not None
-        self._newer = False  # another epoch has taken the processes' loader
-        self._made: list[Any] = []  # the arrays of a batch that is not handed out yet; None: the end of the epoch
-        self._turn = 0
-        self._over = False
-
-    def start(self, loader: TensorLoader, batches: EpochBatches, tensors: Tensors, beginning: Any) -> None:
-        """Begins the epoch; from here on its state is the feed's."""
-        self._watch = loader.begin(batches, tensors)
-        self._loader, self._batches, build = loader, batches, tensors.build
+        build = tensors.build
         together = self._together and build is not None
         self._build = (lambda each: [build(arrays) for arrays in each]) if together else build  # type: ignore[misc]
-        self._turn = self._feed._begin_turn(beginning)
-        self._feed._warn()
+        self._ordinary: FeedIterator | None = None
+        self._made: list[Any] = []  # the arrays of a batch that is not handed out yet; None: the end of the epoch
+        self._newer = False  # another epoch has taken the processes' loader
+        self._over = False
+        self._watch: _core.TensorWatch | None = loader.begin(batches, tensors)  # None: nothing is gathered natively
+        self._turn = feed._begin_turn(beginning)
+        feed._warn()
 
     def __iter__(self) -> NativeEpoch:
         return self

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
 from .. import _core, _others
-from .._checks import attribute, whole
+from .._checks import attribute, exists, whole
 from .._errors import InvalidArgument
 from .._process_group import ProcessGroup
 from .._statistics import FeedStatistics
@@ -221,7 +221,7 @@ class Feed(Generic[Batch]):
         return getattr(self.loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name.startswith("_") or name in self._own or not hasattr(self.loader, name)):
+        if not (name.startswith("_") or name in self._own or not exists(self.loader, name)):
             setattr(self.loader, name, value)
             return
         if name in ("loader", "native") and self.__dict__.get("_order") is not None:
