@@ -2,6 +2,7 @@
 
 #include "arrays.hpp"
 #include "interpreter_lock.hpp"
+#include "move/groups.hpp"
 #include "move/tree.hpp"
 
 #include <penstock/core/error.hpp>
@@ -190,7 +191,67 @@ void fetch_into(nb::handle tree, nb::handle out, nb::handle expand, nb::handle o
   copy_to_host(leaves, engines, targets);
 }
 
+// Waits at the end of a scope, however that is left: the transfers write to memory of its caller.
+class WaitForEnd {
+ public:
+  explicit WaitForEnd(const PendingTransfers& pending) noexcept : pending_(pending) {}
+  ~WaitForEnd() { pending_.wait(); }
+  WaitForEnd(const WaitForEnd&) = delete;
+  WaitForEnd& operator=(const WaitForEnd&) = delete;
+
+ private:
+  const PendingTransfers& pending_;
+};
+
 }  // namespace
+
+void Engine::fetch(const std::vector<Fetch>& fetches) {
+  reap();
+  Torch* torch = cuda_ ? Torch::get() : nullptr;
+  const StreamHandle current = torch == nullptr ? nullptr : torch->current_stream(index());
+  std::vector<std::shared_ptr<DeviceStorage>> written_by_us;
+  for (const Fetch& fetch : fetches) {
+    if (fetch.leaf->framework != Framework::penstock) continue;
+    written_by_us.push_back(nb::cast<const DeviceArray&>(fetch.leaf->source).storage);
+  }
+  const Unlocked unlocked;
+  // The work that writes the tensors is queued on PyTorch's current stream. An Array knows its own transfers.
+  const Stream intake = device_.create_stream();
+  if (torch != nullptr) {
+    Event written = device_.create_event();
+    written.record(device_.wrap_stream(current));
+    intake.wait(written);
+  }
+  for (const auto& storage : written_by_us) storage->wait_on(intake);
+  CopyOptions options;
+  options.source_kind = MemoryKind::device;
+  options.after = &intake;
+  PendingTransfers pending;
+  const WaitForEnd until_done(pending);
+  std::vector<TransferPiece> packed;
+  std::vector<TransferPiece> staged;
+  for (const Fetch& fetch : fetches) {
+    const Leaf& leaf = *fetch.leaf;
+    const MemoryKind kind = fetch.kind ? *fetch.kind : device_.kind_of(fetch.to);
+    if (!travels_alone(leaf.bytes, kind, info().tuning)) {
+      packed.push_back({leaf.data, fetch.to, leaf.bytes});
+    } else if (kind == MemoryKind::pageable) {
+      staged.push_back({leaf.data, fetch.to, leaf.bytes});
+    } else {
+      options.destination_kind = fetch.kind;
+      pending.transfers.push_back(engine()->copy(fetch.to, leaf.data, leaf.bytes, options));
+    }
+  }
+  options.destination_kind = MemoryKind::pageable;
+  if (!packed.empty()) {
+    pending.transfers.push_back(engine()->copy_pieces(packed, CopyDirection::d2h, options));
+  }
+  if (!staged.empty()) {
+    options.path = TransferPath::staged;
+    pending.transfers.push_back(engine()->copy_pieces(staged, CopyDirection::d2h, options));
+  }
+  for (const auto& transfer : pending.transfers) transfer.synchronize();
+}
 
 EnginePointer ArrayEngines::find(const Leaf& leaf) const {
   if (leaf.device.type == dlpack::kCuda) return nb::cast<EnginePointer>(of_gpu(leaf.device.index));

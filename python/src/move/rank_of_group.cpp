@@ -119,7 +119,7 @@ void RankOfGroup::tell(const std::string& error) const {
 
 Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
   std::optional<Shipment> shipment;
-  Engine::Layout layout;
+  NestLayout layout;
   std::vector<FilledBlock> blocks;
   std::optional<Stream> after;
   std::string facts;
@@ -127,7 +127,7 @@ Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
     shipment.emplace(engine->load(tree, expand, false, nullptr, nullptr));
     const std::vector<Leaf>& leaves = shipment->nest.leaves();
     // Groups depend on how the memory of this process is locked, and the others have another.
-    layout = Engine::lay_out_in_order(leaves);
+    layout = lay_out_in_order(leaves);
     const StoreKind stores = engine->profile().streaming_stores ? StoreKind::streaming : StoreKind::cached;
     if (!leaves.empty()) {
       blocks.push_back({shipment->flight.pending_.storage->data(), layout.bytes,

@@ -1,0 +1,103 @@
+#pragma once
+
+#include "frameworks.hpp"
+#include "move/filled_slot.hpp"
+#include "move/fixed_batches.hpp"
+#include "move/groups.hpp"
+#include "move/tree.hpp"
+#include "storage.hpp"
+
+#include <penstock/device/event.hpp>
+#include <penstock/transfer/transfer.hpp>
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace penstock::python {
+
+class Engine;
+struct RankOfGroup;
+struct Shipment;
+
+/// Transfers in flight, with the memory that they still need.
+struct PendingTransfers {
+  std::vector<Transfer> transfers;
+  std::shared_ptr<Storage> storage;  ///< null if the results' owners keep it
+  std::vector<nb::object> sources;
+  std::shared_ptr<SlotStorage> slot;    ///< a locked slot that the device reads
+  std::optional<Event> read_by_others;  ///< objects moved themselves out of the slot: done when this is
+
+  [[nodiscard]] bool empty() const noexcept { return transfers.empty() && !read_by_others; }
+  /// True if the memory is not needed any more. Does not block.
+  [[nodiscard]] bool is_done() const;
+  /// Blocks until then.
+  void wait() const;
+};
+
+/// A nest on its way to the device. It may be dropped before land().
+class Flight {
+ public:
+  explicit Flight(std::shared_ptr<Engine> engine) noexcept : engine_(std::move(engine)) {}
+  ~Flight();
+  Flight(Flight&& other) noexcept = default;
+  Flight& operator=(Flight&&) = delete;
+
+  /// The nest with its arrays on the device. On a GPU the consumer's current stream (PyTorch) or the stream
+  /// that takes them (DLPack) waits for them. The host blocks only while pageable memory is being staged. On
+  /// the host device the host blocks until they are there. Callable once.
+  [[nodiscard]] nb::object land();
+  /// The same, given PyTorch's current stream; ignored unless PyTorch is imported and the device is a GPU.
+  [[nodiscard]] nb::object land_on(StreamHandle current);
+  /// Blocks until the sources are no longer read.
+  void release_sources();
+
+  /// The transfers; empty after land().
+  [[nodiscard]] const std::vector<Transfer>& transfers() const noexcept { return pending_.transfers; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::size_t arrays() const noexcept { return arrays_; }
+  /// Bytes of the arrays that stay where a worker process put them: memory of the host device.
+  [[nodiscard]] std::size_t bytes_left() const noexcept { return bytes_left_; }
+  /// The extent of the first array's first axis; 0 if there is none.
+  [[nodiscard]] std::size_t samples() const noexcept { return samples_; }
+  /// In which PyTorch copied tensors to pinned memory, before they were sent.
+  [[nodiscard]] double pin_seconds() const noexcept { return pin_seconds_; }
+  /// True if somebody else than this flight has arrays of the slot.
+  [[nodiscard]] bool sees(const FilledSlot& slot) const noexcept;
+  /// True if the slot stays taken until this flight has what it needs of it.
+  [[nodiscard]] bool keeps(const FilledSlot& slot) const noexcept { return pending_.slot == slot.storage; }
+
+ private:
+  friend class Engine;
+  friend class Group;
+  friend struct RankOfGroup;
+  friend struct Shipment;
+  std::shared_ptr<Engine> engine_;
+  nb::object result_;
+  PendingTransfers pending_;
+  std::shared_ptr<FixedSet> set_;
+  StreamHandle stream_ = nullptr;  ///< the stream on which the results' memory was allocated
+  std::size_t bytes_ = 0;
+  std::size_t bytes_left_ = 0;
+  std::size_t arrays_ = 0;
+  std::size_t samples_ = 0;
+  double pin_seconds_ = 0;
+};
+
+/// A nest taken apart, with memory on the device that nothing has been sent to yet. If the nest has no
+/// leaves, there is no memory.
+struct Shipment {
+  Flight flight;
+  Tree nest;
+  Groups groups = {};
+  std::vector<std::size_t> offsets = {};  ///< of each leaf in the memory
+
+  /// Where each leaf goes.
+  [[nodiscard]] std::vector<std::byte*> destinations() const;
+};
+
+}  // namespace penstock::python
