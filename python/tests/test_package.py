@@ -59,7 +59,7 @@ def test_pickles_from_when_all_modules_lay_in_one_folder_are_read(module, name):
 
 
 def test_the_recorder_knows_the_files_whose_iterators_wait():
-    header = (ROOT / "src/doctor/recording_format.hpp").read_text()
+    header = (ROOT / "doctor/read/recording_format.hpp").read_text()
     files = re.findall(r'"penstock/(.+?\.py)"', header)
     assert len(files) == 3
     for file in files:
