@@ -14,7 +14,6 @@
 #include <penstock/data/save_weights.hpp>
 #include <penstock/data/weights.hpp>
 #include <penstock/device/device_group.hpp>
-#include <penstock/loader/group_loader.hpp>
 #include <penstock/loader/load_weights.hpp>
 #include <penstock/loader/loader.hpp>
 #include <penstock/memory/pool.hpp>
@@ -320,14 +319,14 @@ class GroupBench {
     const LoaderOptions options{
         .batch_size = std::clamp<std::size_t>(samples / 128, 1, 256), .shuffle = true, .seed = 1};
     const GroupLinks stored{.profiles = profiles_.links, .measured = profiles_.measured};
-    GroupLoader together(dataset, group_, options, stored);
+    Loader together(dataset, Destination(group_, stored), options);
     std::vector<Loader> alone;
     for (std::size_t i = 0; i < group_.size(); ++i) {
       LoaderOptions of_its_own = options;
       of_its_own.profile = profiles_.link(i);
       alone.emplace_back(dataset, group_[i], of_its_own);
     }
-    GroupLoader relayed = GroupLoader::relay(0, dataset, group_, options, stored);
+    Loader relayed(dataset, Destination::relayed(group_, 0, stored), options);
     verify(together, kSample, streams_);
     verify(relayed, kSample, std::span(streams_).first(1));
 
@@ -372,7 +371,7 @@ class GroupBench {
   }
 
   /// An epoch of the loader, byte by byte.
-  void verify(GroupLoader& loader, std::size_t sample_bytes, std::span<const Stream> streams) {
+  void verify(Loader& loader, std::size_t sample_bytes, std::span<const Stream> streams) {
     while (const auto batches = loader.next(streams)) {
       const std::vector<std::uint64_t> indices = batches->front().indices();
       for (std::size_t i = 0; i < batches->size(); ++i) {

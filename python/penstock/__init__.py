@@ -9,6 +9,7 @@ penstock.move_(model, "cuda")                        # a module, in place
 
 from . import _pickled_names as _pickled_names
 from ._core import Array, DeviceInfo, __version__
+from ._destination import relayed
 from ._devices import devices
 from ._doctor.examination import diagnose
 from ._doctor.verdict import LoaderVerdict
@@ -55,6 +56,7 @@ __all__ = [
     "load_safetensors",
     "move_",
     "register_batch_type",
+    "relayed",
     "safetensors_info",
     "save_safetensors",
     "to_device",

@@ -90,12 +90,6 @@ def relays_of(engine: _core.Engine, relay: Any) -> list[_core.Engine]:
     return neighbours_of(engine) if relay == "auto" else engines_of("relay", relay)
 
 
-def refuse_other_receivers(device: Any, relay: Any) -> None:
-    """Raises InvalidArgument if `device` or `relay` is given in addition to a group."""
-    if relay is not None or str(device) != "auto":
-        raise InvalidArgument("group names all devices that receive. Leave out device and relay.")
-
-
 def group_for(engines: list[_core.Engine]) -> _core.Group:
     """What sends to several devices over the links of all. Made at the first call for these engines in this order.
     Raises InvalidArgument for devices that cannot be in one group."""

@@ -77,9 +77,9 @@ class ProcessGroup:
             timeout_seconds=min(float(timeout), 1e9),
         )
 
-    def place(self, engine: _core.Engine) -> _core.RankOfGroup:
+    def place(self, engine: _core.Engine) -> _core.Destination:
         """This process's place where the processes meet to make a Loader, or to transfer something."""
-        return _core.RankOfGroup(engine, self._board)
+        return _core.Destination.rank(engine, self._board)
 
     def refuse(self, distributed: bool, relay: Any) -> None:
         """Raises InvalidArgument for arguments of a Loader that do not fit a group."""

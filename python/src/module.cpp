@@ -7,6 +7,7 @@
 #include "loader/sampler_state.hpp"
 #include "loader/share_dataset.hpp"
 #include "loader/torch_order.hpp"
+#include "move/destination.hpp"
 #include "move/engine.hpp"
 #include "move/fetch.hpp"
 #include "move/filled_slot.hpp"
@@ -136,6 +137,7 @@ NB_MODULE(_core, module) {
   bind_arrays(module);
   bind_engine(module);
   bind_group(module);
+  bind_destination(module);
   bind_fetch(module);
   bind_weight_load(module);
   bind_weight_save(module);

@@ -10,6 +10,7 @@ import torch
 import penstock
 import safetensors_files as files
 from penstock import _core
+from penstock._destination import Destination
 from penstock._engines import engine_for, group_for
 from penstock._move.transfers import expander_for
 from support import same
@@ -116,7 +117,7 @@ def test_weights_come_over_the_links_of_others(group, random, tmp_path):
 
 def test_a_file_that_is_cut_meanwhile_is_an_error_of_all(group, random, tmp_path):
     paths, model = write_model(random, tmp_path)
-    opened = _core.WeightLoad([engine_for(spec) for spec in group], group_of(group), None, list(map(str, paths)), None)
+    opened = _core.WeightLoad(Destination(group).native, list(map(str, paths)), None)
     os.truncate(paths[1], LARGE // 2)
     opened.start()
     with pytest.raises(penstock.Error, match=r"1\.safetensors"):

@@ -11,6 +11,7 @@ import penstock
 import safetensors_files as files
 import stand_in_torch
 from fake_driver import LARGE, LATE_NS, SOON_NS, driver, over_the_fake_driver, random_bytes
+from penstock import _core
 from penstock._engines import engine_for, group_for
 from penstock._move.transfers import expander_for
 
@@ -173,7 +174,8 @@ def test_gpus_without_a_link_between_them_pull_for_themselves():
     engines = [engine_for(spec) for spec in reversed(GPUS)]  # a group that no other test has made
     assert not engines[0].reaches(engines[1])
     copies = driver.calls("cuMemcpyDtoDAsync")
-    flights = group_for(engines).send(sent, [expander_for(engine) for engine in engines])
+    destination = _core.Destination.group(group_for(engines), relays=False)
+    flights = destination.send(sent, [expander_for(engine) for engine in engines])
     assert all(same(flight.land(), sent) for flight in flights)
     assert same(penstock.to_device(sent, "cuda:0", relay="auto"), sent)
     assert driver.calls("cuMemcpyDtoDAsync") == copies

@@ -17,6 +17,7 @@ from fake_driver import (
     wait_until_idle,
 )
 from penstock import _core
+from penstock._destination import Destination
 from penstock._engines import engine_for
 from penstock._move.transfers import expander_for
 from test_slot_transfers import Filled
@@ -204,7 +205,7 @@ def test_a_native_batch_is_not_overwritten_before_it_was_read(gather):
     samples, batch, stream = random_bytes(40 * LARGE // 4).reshape(40, -1), 4, driver.stream()
     count, marked, read, addresses = batch * samples.shape[1], [], [], []
     loader = _core.NativeLoader(
-        engine_for("cuda:0"),
+        Destination("cuda:0").native,
         [("x", samples)],
         [],
         **dict(batch_size=batch, shuffle=False, seed=0, drop_last=False, batch_sampler=None, rank=0, world_size=1),
@@ -234,7 +235,7 @@ def test_a_native_batch_comes_again_after_memory_was_short():
     short = pytest.importorskip("_testcapi")
     samples, count, got, failures = np.arange(400), 4, [], []
     loader = _core.NativeLoader(
-        engine_for("host:6"),
+        Destination("host:6").native,
         [("x", samples)],
         [],
         **dict(batch_size=count, shuffle=False, seed=0, drop_last=False, batch_sampler=None, rank=0, world_size=1),

@@ -16,6 +16,7 @@ import safetensors_files as files
 import stand_in_torch
 from fake_driver import LATE_NS, SOON_NS, driver, over_the_fake_driver, used_memory, wait_until_idle
 from penstock import _core
+from penstock._destination import Destination
 from penstock._engines import engine_for
 
 over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
@@ -52,7 +53,7 @@ def test_types_that_only_pytorch_has_are_refused_before_anything_is_read(tmp_pat
                 penstock.load_safetensors(path, device)
     if not _has_ml_dtypes():
         path = files.write(tmp_path / "half", {"half": ("BF16", (2,), b"abcd")})
-        load = _core.WeightLoad([engine_for("host")], None, None, [str(path)], None)
+        load = _core.WeightLoad(Destination("host").native, [str(path)], None)
         with pytest.raises(penstock.Unsupported, match="NumPy has no bfloat16: import torch"):
             load.start()
 
@@ -123,7 +124,7 @@ def test_other_threads_run_while_a_process_of_a_group_begins_to_read(tmp_path):
     path = files.write(tmp_path / "model", {"w": ("U8", (1000,), os.urandom(1000))})
     engine = engine_for("cuda:0")
     place = penstock.ProcessGroup(rank=0, processes=1).place(engine)
-    load = _core.WeightLoad([engine], None, place, [str(path)], None)
+    load = _core.WeightLoad(place, [str(path)], None)
     load.start()
     assert not load.fill_with_ranks()
     ticks, over = 0, threading.Event()
@@ -207,7 +208,7 @@ def test_memory_of_a_load_that_is_dropped_is_written_no_more(tmp_path):
     data = os.urandom(3_000_000)
     path = files.write(tmp_path / "model", {"w": ("U8", (len(data),), data)})
     driver.delay_copies(SOON_NS)
-    load = _core.WeightLoad([engine_for("cuda:0")], None, None, [str(path)], None)
+    load = _core.WeightLoad(Destination("cuda:0").native, [str(path)], None)
     load.start()
     del load
     gc.collect()
@@ -244,7 +245,7 @@ def test_a_closed_engine_says_so(tmp_path):
         engine = _core.Engine(spec)
         engine.close()
         with pytest.raises(penstock.Closed, match="was closed"):
-            _core.WeightLoad([engine], None, None, [str(path)], None).start()
+            _core.WeightLoad(_core.Destination.device(engine), [str(path)], None).start()
 
 
 # Saving

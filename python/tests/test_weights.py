@@ -18,7 +18,7 @@ import torch
 import penstock
 import safetensors_files as files
 from penstock import _core
-from penstock._engines import engine_for
+from penstock._destination import Destination
 from penstock._move import weights as _weights
 from support import forgotten, place
 
@@ -366,7 +366,7 @@ def test_a_file_that_is_cut_short_meanwhile(device, random, tmp_path):
     size = path.stat().st_size
     for left in [size - 1, size // 2, size - 5_000_000, 3]:
         path.write_bytes(files.image({"a": ("U8", (1000,), data[:1000]), "b": ("U8", (4_999_000,), data[1000:])}))
-        load = _core.WeightLoad([engine_for(device)], None, None, [str(path)], None)
+        load = _core.WeightLoad(Destination(device).native, [str(path)], None)
         os.truncate(path, left)
         load.start()
         name, end = ("b", size) if left > size - 4_999_000 else ("a", size - 4_999_000)
@@ -398,7 +398,7 @@ def test_a_file_on_the_disk_alone_that_is_cut_short_meanwhile(device, random, tm
         size = path.stat().st_size
         if not forgotten(path):
             pytest.skip("this file system keeps its files in memory")
-        load = _core.WeightLoad([engine_for(device)], None, None, [str(path)], None)
+        load = _core.WeightLoad(Destination(device).native, [str(path)], None)
         os.truncate(path, size - cut)
         load.start()
         message = f"{path} was cut short .* byte {size - cut}, and tensor '{name}' should end at byte"
@@ -428,7 +428,7 @@ def test_ctrl_c_ends_the_wait_and_the_load(ctrl_c):
 
 def test_a_load_that_is_cancelled_reads_no_more(device, random, tmp_path):
     path = files.write(tmp_path / "model", {"a": ("U8", (1000,), random.bytes(1000))})
-    load = _core.WeightLoad([engine_for(device)], None, None, [str(path)], None)
+    load = _core.WeightLoad(Destination(device).native, [str(path)], None)
     load.cancel()
     load.start()
     load.cancel()
@@ -440,7 +440,7 @@ def test_a_load_that_is_cancelled_reads_no_more(device, random, tmp_path):
 def test_a_load_may_be_dropped_at_any_step(device, random, tmp_path):
     path = files.write(tmp_path / "model", {"a": ("U8", (3_000_000,), random.bytes(3_000_000))})
     for steps in range(4):
-        load = _core.WeightLoad([engine_for(device)], None, None, [str(path)], None)
+        load = _core.WeightLoad(Destination(device).native, [str(path)], None)
         for step in ["start", "wait", "finish"][:steps]:
             getattr(load, step)()
         del load

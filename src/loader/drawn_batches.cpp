@@ -131,12 +131,11 @@ bool DrawnBatches::is_drawn() const {
   return !stopped_ && !items_.empty();
 }
 
-std::uint64_t DrawnBatches::take(std::vector<std::uint64_t>& indices) {
+void DrawnBatches::take(std::vector<std::uint64_t>& indices) {
   const std::lock_guard lock(mutex_);
   indices.swap(items_.front().indices);
   spare_.push_back(std::move(items_.front().indices));
   items_.pop_front();
-  return generation_;
 }
 
 void DrawnBatches::stop() noexcept {
@@ -147,12 +146,12 @@ void DrawnBatches::stop() noexcept {
   drawn_.notify_all();
 }
 
-void DrawnBatches::restart(std::uint64_t epoch) {
+void DrawnBatches::restart(std::uint64_t epoch, std::uint64_t generation) {
   const std::lock_guard sampling(sampler_mutex_);
   const std::lock_guard lock(mutex_);
   items_.clear();
   out_ = 0;
-  ++generation_;
+  generation_ = generation;
   epoch_ = epoch;
   begun_ = ended_ = stopped_ = false;
 }
@@ -161,7 +160,7 @@ const std::vector<std::uint64_t>& SharedDraws::of(std::uint64_t item) {
   while (first_ + kept_.size() <= item) {
     if (!drawn_.wait()) throw BatchSampler::Interrupted{};
     std::vector<std::uint64_t> indices = std::exchange(spare_, {});
-    generation_ = drawn_.take(indices);
+    drawn_.take(indices);
     kept_.push_back(std::move(indices));
   }
   return kept_[static_cast<std::size_t>(item - first_)];

@@ -49,14 +49,13 @@ class DrawnBatches {
   [[nodiscard]] bool wait();
   /// True if wait() would return at once, with something that is drawn.
   [[nodiscard]] bool is_drawn() const;
-  /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Only after wait(). Returns
-  /// the generation, which changes with each restart.
-  [[nodiscard]] std::uint64_t take(std::vector<std::uint64_t>& indices);
+  /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Only after wait().
+  void take(std::vector<std::uint64_t>& indices);
 
   /// Makes wait() return false until restart.
   void stop() noexcept;
   /// Drops what is drawn, and goes to the beginning of `epoch`; the producer must not be at work.
-  void restart(std::uint64_t epoch);
+  void restart(std::uint64_t epoch, std::uint64_t generation);
 
  private:
   struct Item {
@@ -103,15 +102,12 @@ class SharedDraws {
   void forget_before(std::uint64_t item);
   /// Only when the drawn batches were restarted.
   void restart();
-  /// Of the drawn batches that the latest item was taken from.
-  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
 
  private:
   DrawnBatches& drawn_;
   std::uint64_t first_ = 0;  ///< the number of the first item that is kept
   std::deque<std::vector<std::uint64_t>> kept_;
   std::vector<std::uint64_t> spare_;
-  std::uint64_t generation_ = 0;
 };
 
 }  // namespace penstock

@@ -1,13 +1,14 @@
 #include "core/shared/wait_quietly.hpp"
 #include "loader/batch_parts.hpp"
 #include "loader/link_weights.hpp"
+#include "loader/make_line.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/data/batch_sampler.hpp>
 #include <penstock/loader/fill_ranks.hpp>
-#include <penstock/loader/rank_loader.hpp>
+#include <penstock/transfer/destination.hpp>
 
 #include <fmt/format.h>
 
@@ -167,6 +168,18 @@ std::size_t room_for_a_part(const Device& device, ProcessBoard& board) {
   return free / 2 / (kSlots * board.size() + kSlots + kPartsRead);
 }
 
+/// Closes a line.
+struct EndOfLine {
+  BatchLine& line;
+
+  ~EndOfLine() {
+    try {
+      line.close();
+    } catch (...) {  // a failed device does no more work
+    }
+  }
+};
+
 /// Once for a board.
 void warn(ProcessBoard& board, std::string_view why) {
   if (board.get(board.rank(), kHasWarned) != 0) return;
@@ -202,8 +215,8 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
     refuse_missing(board);
   };
   std::string why;
-  std::optional<RankLoader> loader = RankLoader::if_it_feeds_once(
-      Dataset({reader}), device, group,
+  const std::shared_ptr<BatchLine> line = make_line_of_parts(
+      Dataset({reader}), Destination::rank(device, group),
       LoaderOptions{.batch_size = reader->batch(),
                     .batch_sampler = std::make_shared<OnceInOrder>(reader->sample_count(), reader->batch()),
                     .prefetch_depth = kSlots - 1,
@@ -211,15 +224,17 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
                     .device_budget_bytes = 2 * kSlots * std::max(slot, kLeastSlot),
                     .profile = options.profile},
       why);
-  if (!loader) {
+  if (line == nullptr) {
     board.set(kCannotReach, 1);
     warn(board, fmt::format("they cannot read each other's memory ({})", why));
     return false;
   }
+  const EndOfLine end{*line};
   const CopiesToBlocks copies(device, options.after);
+  const FunctionRef<void()> while_waiting(ask);
   std::size_t offset = 0;
   std::chrono::steady_clock::time_point asked;
-  while (const std::optional<DeviceBatch> batch = loader->next(copies.stream(), ask)) {
+  while (const std::optional<DeviceBatch> batch = line->next(copies.stream(), &while_waiting)) {
     // next() asks only if it waits for long.
     if (const auto now = std::chrono::steady_clock::now(); now - asked > kBetweenQuestions) {
       asked = now;

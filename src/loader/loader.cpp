@@ -1,5 +1,4 @@
-#include "loader/loader_handle.hpp"
-#include "loader/loader_state.hpp"
+#include "loader/make_line.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/loader/loader.hpp>
@@ -33,53 +32,80 @@ Residency Residency::parse(std::string_view text) {
   return {.kind = Kind::fraction, .fraction = value};
 }
 
-Loader::Loader(Dataset dataset, Device device, LoaderOptions options)
-    : state_(std::make_shared<LoaderState>(std::move(dataset), std::move(device), std::move(options))) {}
+Loader::Loader(Dataset dataset, Destination destination, LoaderOptions options)
+    : line_(make_line(std::move(dataset), std::move(destination), std::move(options))) {}
 
-Loader::~Loader() { let_go(std::move(state_)); }
+Loader::~Loader() {
+  if (line_ == nullptr) return;  // it was moved from
+  if (line_->is_forked()) {
+    // A forked child has neither the threads nor the locks that closing needs, so the line is leaked.
+    static_cast<void>(new std::shared_ptr<BatchLine>(std::move(line_)));
+    return;
+  }
+  try {
+    line_->close();
+  } catch (...) {  // a failed device does no more work
+  }
+}
+
 Loader::Loader(Loader&&) noexcept = default;
 Loader& Loader::operator=(Loader&& other) noexcept {
   Loader old(std::move(*this));
-  state_ = std::move(other.state_);
+  line_ = std::move(other.line_);
   return *this;
 }
 
 std::optional<DeviceBatch> Loader::next(const Stream& stream) {
-  const std::shared_ptr<LoaderState> state = state_;
-  return state->next(stream, nullptr);
+  const std::shared_ptr<BatchLine> line = line_;
+  return line->next(stream, nullptr);
 }
 
 std::optional<DeviceBatch> Loader::next(const Stream& stream, FunctionRef<void()> while_waiting) {
-  const std::shared_ptr<LoaderState> state = state_;
-  return state->next(stream, &while_waiting);
+  const std::shared_ptr<BatchLine> line = line_;
+  return line->next(stream, &while_waiting);
 }
 
-void Loader::start_epoch(std::uint64_t epoch) { state_->start_epoch(epoch); }
-void Loader::synchronize() { state_->synchronize(); }
-SamplerState Loader::state() const { return state_->state(); }
-void Loader::restore(const SamplerState& state) { state_->restore(state); }
+std::optional<std::vector<DeviceBatch>> Loader::next(std::span<const Stream> streams) {
+  const std::shared_ptr<BatchLine> line = line_;
+  return line->next(streams, nullptr);
+}
+
+std::optional<std::vector<DeviceBatch>> Loader::next(std::span<const Stream> streams,
+                                                     FunctionRef<void()> while_waiting) {
+  const std::shared_ptr<BatchLine> line = line_;
+  return line->next(streams, &while_waiting);
+}
+
+void Loader::start_epoch(std::uint64_t epoch) { line_->start_epoch(epoch); }
+void Loader::leave_epoch() { line_->leave_epoch(); }
+void Loader::synchronize() { line_->synchronize(); }
+SamplerState Loader::state() const { return line_->state(); }
+void Loader::restore(const SamplerState& state) { line_->restore(state); }
 
 std::uint64_t Loader::batches_per_epoch() const noexcept {
-  return options().batch_sampler ? 0 : state_->first_sampler().batches_per_epoch();
+  return options().batch_sampler ? 0 : line_->first_sampler().batches_per_epoch();
 }
 std::uint64_t Loader::samples_per_epoch() const noexcept {
-  return options().batch_sampler ? 0 : state_->first_sampler().samples_per_epoch();
+  return options().batch_sampler ? 0 : line_->first_sampler().samples_per_epoch();
 }
-std::uint64_t Loader::batches_left() const { return state_->batches_left(); }
+std::uint64_t Loader::batches_left() const { return line_->batches_left(); }
 
-FeedStatistics Loader::stats() const { return state_->stats(); }
+FeedStatistics Loader::stats() const { return line_->stats(); }
 std::optional<FeedStatistics> Loader::epoch_stats(std::uint64_t epoch) const {
-  return state_->epoch_stats(epoch);
+  return line_->epoch_stats(epoch);
 }
-std::vector<BatchTimes> Loader::timeline() const { return state_->timeline(); }
+FeedStatistics Loader::member_stats(std::size_t member) const { return line_->member_stats(member); }
+std::vector<BatchTimes> Loader::timeline() const { return line_->timeline(); }
 
-const FeedPlan& Loader::plan() const noexcept { return state_->plan(); }
-std::vector<std::string> Loader::describe() const { return plan().describe(); }
+const FeedPlan& Loader::plan() const noexcept { return line_->source().plan(); }
+std::vector<std::string> Loader::describe() const { return line_->source().describe(); }
+bool Loader::feeds_once() const noexcept { return line_->source().feeds_once(); }
 
-const Dataset& Loader::dataset() const noexcept { return state_->dataset(); }
-const Device& Loader::device() const noexcept { return state_->device(); }
-const LoaderOptions& Loader::options() const noexcept { return state_->options(); }
+const Dataset& Loader::dataset() const noexcept { return line_->source().dataset(); }
+const Destination& Loader::destination() const noexcept { return line_->destination(); }
+const Device& Loader::device() const noexcept { return destination().receivers()[0]; }
+const LoaderOptions& Loader::options() const noexcept { return line_->options(); }
 
-void Loader::close() { state_->close(); }
+void Loader::close() { line_->close(); }
 
 }  // namespace penstock

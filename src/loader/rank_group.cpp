@@ -57,18 +57,17 @@ std::string text_of(const SamplerState& place) {
 }  // namespace
 
 RankGroup::RankGroup(ProcessBoardOptions group, const Dataset& dataset, const Device& device,
-                     const LoaderOptions& options, const FeedPlan& whole)
-    : board_(std::move(group)) {
+                     const LoaderOptions& options, FeedPlan whole)
+    : whole_(std::move(whole)), board_(std::move(group)) {
   try {
-    meet(dataset, device, options, whole);
+    meet(dataset, device, options);
   } catch (...) {
     complain(std::current_exception());
     throw;
   }
 }
 
-void RankGroup::meet(const Dataset& dataset, const Device& device, const LoaderOptions& options,
-                     const FeedPlan& whole) {
+void RankGroup::meet(const Dataset& dataset, const Device& device, const LoaderOptions& options) {
   board_.agree(facts_of(dataset, device, options));
   refuse_shared_gpus(device, board_);
   if (size() == 1) {
@@ -77,7 +76,7 @@ void RankGroup::meet(const Dataset& dataset, const Device& device, const LoaderO
   }
   weights_ = weights_of_links(options.profile, board_);
   split_.emplace(weights_);
-  parts_.emplace(device, board_, whole, *split_);
+  parts_.emplace(device, board_, whole_, *split_);
   refusal_ = parts_->refusal();
 }
 
@@ -108,7 +107,7 @@ void RankGroup::leave(std::uint64_t count, std::chrono::milliseconds patience) n
   if (parts_) parts_->leave(count, patience);
 }
 
-std::uint64_t number_of(const std::vector<std::uint64_t>& indices) noexcept {
+std::uint64_t number_of(std::span<const std::uint64_t> indices) noexcept {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, of whole numbers
   for (const std::uint64_t index : indices) {
     hash = (hash ^ index) * 0x100000001b3;

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,11 @@ namespace penstock {
 /// GPU of its own, and know whether they can read each other's parts of batches.
 class RankGroup {
  public:
-  /// All processes make it at once. `whole`: how a batch lies in memory; it outlives the group. Throws
+  /// All processes make it at once. `whole`: how a batch lies in memory. Throws
   /// InvalidArgument if the processes feed different things, or two of them have one GPU; as PeerParts. The
   /// others learn of an exception.
   RankGroup(ProcessBoardOptions group, const Dataset& dataset, const Device& device,
-            const LoaderOptions& options, const FeedPlan& whole);
+            const LoaderOptions& options, FeedPlan whole);
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
 
@@ -44,6 +45,7 @@ class RankGroup {
   [[nodiscard]] const std::vector<double>& weights() const noexcept { return weights_; }
   [[nodiscard]] const BatchSplit& split() const noexcept { return *split_; }
   [[nodiscard]] PeerParts& parts() noexcept { return *parts_; }
+  [[nodiscard]] const FeedPlan& whole() const noexcept { return whole_; }
 
   /// All processes go to `place`: see PeerParts::start_anew.
   void go_to(const SamplerState& place);
@@ -55,9 +57,9 @@ class RankGroup {
   void leave(std::uint64_t count, std::chrono::milliseconds patience) noexcept;
 
  private:
-  void meet(const Dataset& dataset, const Device& device, const LoaderOptions& options,
-            const FeedPlan& whole);
+  void meet(const Dataset& dataset, const Device& device, const LoaderOptions& options);
 
+  const FeedPlan whole_;
   ProcessBoard board_;
   std::vector<double> weights_;
   std::optional<BatchSplit> split_;  ///< of each batch; nullopt if the group is one process
@@ -66,6 +68,6 @@ class RankGroup {
 };
 
 /// A number that says which samples a batch has: processes offer it with their parts.
-[[nodiscard]] std::uint64_t number_of(const std::vector<std::uint64_t>& indices) noexcept;
+[[nodiscard]] std::uint64_t number_of(std::span<const std::uint64_t> indices) noexcept;
 
 }  // namespace penstock

@@ -6,7 +6,6 @@
 #include "support/temp_directory.hpp"
 
 #include <penstock/data/save_weights.hpp>
-#include <penstock/loader/group_loader.hpp>
 #include <penstock/loader/load_weights.hpp>
 #include <penstock/loader/share_dataset.hpp>
 #include <penstock/memory/registration.hpp>
@@ -214,14 +213,13 @@ Scenario epoch(std::string name, std::string device, GatherPath gather, const ch
 }
 
 /// One epoch of a loader of a group, or of one that feeds the first member over the links of both.
-void group_epoch(Bench<GroupLoader>& bench, bool relayed, Bytes& arrived) {
+void group_epoch(Bench<Loader>& bench, bool relayed, Bytes& arrived) {
   const LoaderOptions options = options_of(GatherPath::automatic, "none");
   if (bench.mover) {
     bench.mover->start_epoch(0);
-  } else if (relayed) {
-    bench.mover.emplace(GroupLoader::relay(0, dataset(true), DeviceGroup(bench.devices), options));
   } else {
-    bench.mover.emplace(dataset(true), DeviceGroup(bench.devices), options);
+    const DeviceGroup group(bench.devices);
+    bench.mover.emplace(dataset(true), relayed ? Destination::relayed(group) : Destination(group), options);
   }
   while (const auto batches = bench.mover->next(std::span(bench.streams).first(relayed ? 1 : 2))) {
     for (std::size_t i = 0; i < batches->size(); ++i) bench.read(i, (*batches)[i], arrived);
@@ -344,9 +342,9 @@ const std::vector<Scenario>& scenarios() {
       epoch("ZeroCopy", "cuda:0", GatherPath::zero_copy, "none"),
       epoch("CopyEngine", "cuda:0", GatherPath::copy_engine, "none"),
       epoch("Resident", "cuda:0", GatherPath::automatic, "0.5"),
-      on<GroupLoader>("GroupLoader", kTwoGpus,
+      on<Loader>("GroupLoader", kTwoGpus,
                       [](auto& bench, auto& arrived) { group_epoch(bench, false, arrived); }),
-      on<GroupLoader>("RelayLoader", kTwoGpus,
+      on<Loader>("RelayLoader", kTwoGpus,
                       [](auto& bench, auto& arrived) { group_epoch(bench, true, arrived); }),
       save(),
       load(),

@@ -4,7 +4,6 @@
 
 #include <penstock/data/dataset.hpp>
 #include <penstock/data/readers.hpp>
-#include <penstock/loader/group_loader.hpp>
 #include <penstock/loader/loader.hpp>
 
 #include <dlfcn.h>
@@ -69,10 +68,10 @@ void feed_group(std::uint64_t steps) {
   const FieldReaderPtr samples =
       read_callback({.name = "samples", .dtype = DType::uint8, .shape = {1}}, 2 * steps,
                     [](std::uint64_t, std::span<std::byte> to) { return to.size(); });
-  GroupLoader loader(Dataset(std::vector<FieldReaderPtr>{samples}),
-                     DeviceGroup({Device::open("host:1"), Device::open("host:2")}), {.batch_size = 2});
+  Loader loader(Dataset(std::vector<FieldReaderPtr>{samples}),
+                DeviceGroup({Device::open("host:1"), Device::open("host:2")}), {.batch_size = 2});
   std::vector<Stream> streams;
-  for (std::size_t i = 0; i < 2; ++i) streams.push_back(loader.group()[i].create_stream());
+  for (std::size_t i = 0; i < 2; ++i) streams.push_back(loader.destination().receivers()[i].create_stream());
   while (loader.next(streams)) {
     step(false);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

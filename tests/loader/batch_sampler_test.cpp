@@ -340,12 +340,13 @@ TEST(DrawnBatchesTest, WhatAnEarlierGenerationGaveOutDoesNotCount) {
       std::map<std::uint64_t, Batches>{{0, {{1}, {2}, {3}}}, {4, {{4}, {5}, {6}, {7}}}});
   DrawnBatches drawn(sampler, kListedSamples, 16, 2);
   std::vector<std::uint64_t> indices;
+  std::uint64_t generation = 0;
   for (const bool is_end : {false, true}) {
     auto asking = std::make_optional<DrawnBatches::Asking>(drawn);
     ASSERT_TRUE(drawn.wait());
-    const std::uint64_t old = drawn.take(indices);
-    drawn.restart(4);
-    asking->has(old, is_end);
+    drawn.take(indices);
+    drawn.restart(4, generation + 1);
+    asking->has(generation++, is_end);
     asking.reset();
     sampler->drawn = 0;
     const DrawnBatches::Asking again(drawn);

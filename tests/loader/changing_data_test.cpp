@@ -1,8 +1,6 @@
 #include "loader/listed_batches.hpp"
 #include "loader/loader_fixture.hpp"
 
-#include <penstock/loader/rank_loader.hpp>
-
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -43,9 +41,8 @@ class ChangingDataTest : public LoaderTest {
             .copy_limit_bytes = labels_.size(),
             .threads = 2};
   }
-  /// The batches up to the epoch's end. `AnyLoader`: Loader or RankLoader.
-  template <typename AnyLoader>
-  std::vector<DeviceBatch> hold_epoch(AnyLoader& loader) {
+  /// The batches up to the epoch's end.
+  std::vector<DeviceBatch> hold_epoch(Loader& loader) {
     std::vector<DeviceBatch> held;
     while (auto batch = loader.next(*stream_)) held.push_back(std::move(*batch));
     return held;
@@ -99,8 +96,8 @@ TEST_P(ChangingDataTest, AnEpochThatIsLeftReadsNothingMore) {
 // memory.
 TEST_P(ChangingDataTest, AnEpochThatAProcessOfAGroupLeavesReadsNothingMore) {
   write(0);
-  RankLoader loader(dataset(), *device_,
-                    {.meeting = {.key = "changes " + std::to_string(getpid()), .processes = 1}}, options());
+  const ProcessBoardOptions alone{.meeting = {.key = "changes " + std::to_string(getpid()), .processes = 1}};
+  Loader loader(dataset(), Destination::rank(*device_, alone), options());
   EXPECT_FALSE(loader.feeds_once());
   Dataset before = copy_of_dataset();
   const auto first = loader.next(*stream_);

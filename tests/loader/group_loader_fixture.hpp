@@ -3,7 +3,8 @@
 #include "loader/loader_fixture.hpp"
 #include "transfer/group_fixture.hpp"
 
-#include <penstock/loader/group_loader.hpp>
+#include <penstock/loader/loader.hpp>
+#include <penstock/transfer/destination.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -58,7 +59,7 @@ class GroupLoaderTest : public GroupTest {
     return all;
   }
 
-  std::vector<HostBatches> read_epoch(GroupLoader& loader) {
+  std::vector<HostBatches> read_epoch(Loader& loader) {
     std::vector<HostBatches> batches;
     while (const auto batch = loader.next(streams_)) batches.push_back(read(*batch));
     return batches;

@@ -128,7 +128,7 @@ TEST_P(GroupLoaderTest, EveryMemberGetsTheBatchesOfALoaderOnOneDevice) {
       LoaderOptions options{.batch_size = batch, .shuffle = shuffle, .seed = 7, .drop_last = batch == 16};
       if (batch == 50) options.shard = {.rank = 1, .world_size = 3};
       if (batch < 3) options.prefetch_depth = 5;
-      GroupLoader loader(data, group(), options);
+      Loader loader(data, group(), options);
       Sampler sampler = sampler_of(data, options);
       EXPECT_EQ(loader.batches_per_epoch(), sampler.batches_per_epoch());
       for (int epoch = 0; epoch < 2; ++epoch) expect_rest(data, sampler, read_epoch(loader));
@@ -152,7 +152,7 @@ TEST_P(GroupLoaderTest, SamplesWithGapsBetweenThemAreCopiedOnce) {
   };
   const Dataset data({columns("wide", 3, 30), columns("a", 0, 1), columns("b", 39, 1)});
   LoaderOptions options{.batch_size = 20, .shuffle = true, .seed = 7, .narrow = false};
-  GroupLoader loader(data, group(), options);
+  Loader loader(data, group(), options);
   EXPECT_FALSE(loader.dataset().is_strided(0)) << "each member would copy it";
   EXPECT_TRUE(loader.dataset().is_strided(1));
   Sampler sampler = sampler_of(data, options);
@@ -169,7 +169,7 @@ TEST_P(GroupLoaderTest, GathersAndDeliversAsALoaderDoes) {
       LoaderOptions options{
           .batch_size = 20, .shuffle = true, .residency = Residency::parse(residency), .gather = path};
       options.fields = {{.name = "images", .to = DType::float32, .scale = {0.5F}, .shift = {-1.0F}}};
-      GroupLoader group_loader(data, group(), options);
+      Loader group_loader(data, group(), options);
       Loader alone(data, plain_[0], options);
       while (const auto batches = group_loader.next(streams_)) {
         const auto same = alone.next(streams_[0]);
@@ -196,7 +196,7 @@ TEST_P(GroupLoaderTest, GathersAndDeliversAsALoaderDoes) {
 TEST_P(GroupLoaderTest, EachByteCrossesOneLink) {
   const std::size_t samples = 4000;
   const Dataset data({random_field("images", DType::uint8, {64}, samples, 1)});
-  GroupLoader loader(data, group(), {.batch_size = 40, .gather = GatherPath::host});
+  Loader loader(data, group(), {.batch_size = 40, .gather = GatherPath::host});
   ASSERT_EQ(read_epoch(loader).size(), 100u);
   std::size_t crossed = 0;
   for (std::size_t i = 0; i < size(); ++i) {
@@ -223,7 +223,7 @@ TEST_P(GroupLoaderTest, UnlikeLinksHaveUnlikeParts) {
   links.measured->replicated = 1e9;
   links.measured->fed_once = 2e9;
   const auto ratio = [&] {
-    GroupLoader loader(data, group(), options, links);
+    Loader loader(data, Destination(group(), links), options);
     Sampler sampler = sampler_of(data, options);
     expect_rest(data, sampler, read_epoch(loader));
     return static_cast<double>(loader.member_stats(0).link_bytes) /
@@ -231,18 +231,18 @@ TEST_P(GroupLoaderTest, UnlikeLinksHaveUnlikeParts) {
   };
   EXPECT_GT(ratio(), 2.0);
   links.measured->fed_once = 1e9;  // feeding once does not pay
-  GroupLoader loader(data, group(), options, links);
+  Loader loader(data, Destination(group(), links), options);
   Sampler sampler = sampler_of(data, options);
   expect_rest(data, sampler, read_epoch(loader));
   for (std::size_t i = 0; i < size(); ++i) EXPECT_GE(loader.member_stats(i).link_bytes, 1200u * 64);
   links.measured->members.pop_back();
-  EXPECT_THROW(GroupLoader(data, group(), options, links), InvalidArgument);
+  EXPECT_THROW(Loader(data, Destination(group(), links), options), InvalidArgument);
 }
 
 TEST_P(GroupLoaderTest, GoesOnWhereAStateWasTaken) {
   const Dataset data = dataset();
   const LoaderOptions options{.batch_size = 16, .shuffle = true, .seed = 3};
-  GroupLoader loader(data, group(), options);
+  Loader loader(data, group(), options);
   for (int i = 0; i < 5; ++i) (void)read(*loader.next(streams_));
   const SamplerState state = loader.state();
   EXPECT_EQ(state.consumed, 5u * 16);
@@ -256,7 +256,7 @@ TEST_P(GroupLoaderTest, GoesOnWhereAStateWasTaken) {
   loader.restore(state);
   sampler.restore(state);
   expect_rest(data, sampler, read_epoch(loader), 5);
-  GroupLoader other(data, group(), {.batch_size = 7, .shuffle = true, .seed = 3});
+  Loader other(data, group(), {.batch_size = 7, .shuffle = true, .seed = 3});
   other.restore(state);
   Sampler sevens(data.sample_count(), {.shuffle = true, .seed = 3, .batch_size = 7});
   sevens.restore(state);
@@ -276,7 +276,7 @@ TEST_P(GroupLoaderTest, GoesOnWhereAStateWasTaken) {
 
 TEST_P(GroupLoaderTest, LeasesAreLikeThoseOfOneDevice) {
   const Dataset data = dataset(220);
-  GroupLoader loader(data, group(), {.batch_size = 20, .shuffle = true});
+  Loader loader(data, group(), {.batch_size = 20, .shuffle = true});
   std::vector<std::vector<DeviceBatch>> kept;
   while (auto batches = loader.next(streams_)) {
     // Leases of one batch end one by one.
@@ -296,7 +296,7 @@ TEST_P(GroupLoaderTest, LeasesAreLikeThoseOfOneDevice) {
 TEST_P(GroupLoaderTest, ASlotIsNotRefilledBeforeTheWorkOnItIsDone) {
   const Dataset data({random_field("images", DType::uint8, {100}, 600, 1)});
   for (std::size_t held = 0; held < size(); ++held) {
-    GroupLoader loader(data, group(), {.batch_size = 30, .prefetch_depth = 1, .ring_grows = false});
+    Loader loader(data, group(), {.batch_size = 30, .prefetch_depth = 1, .ring_grows = false});
     GatedStream gate(plain_[held]);
     auto batches = loader.next(streams_);
     const std::vector<std::uint64_t> indices = (*batches)[0].indices();
@@ -320,9 +320,8 @@ TEST_P(GroupLoaderTest, ASlotIsNotRefilledBeforeTheWorkOnItIsDone) {
 TEST_P(GroupLoaderTest, IfOneMembersSlotsAreHeldTheErrorNamesThem) {
   const Dataset data = dataset();
   for (std::size_t holder = 0; holder < size(); ++holder) {
-    GroupLoader loader(
-        data, group(),
-        {.batch_size = 10, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail});
+    Loader loader(data, group(),
+                  {.batch_size = 10, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail});
     std::vector<DeviceBatch> kept;
     const auto keep_all = [&] {
       for (;;) {
@@ -347,7 +346,7 @@ TEST_P(GroupLoaderTest, ABatchThatSomeHaveIsDroppedIfTheLoaderGoesElsewhere) {
   const Dataset data = dataset();
   const LoaderOptions options{
       .batch_size = 10, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail};
-  GroupLoader loader(data, group(), options);
+  Loader loader(data, group(), options);
   std::vector<DeviceBatch> kept;
   for (int i = 0; i < 2; ++i) kept.push_back(std::move(loader.next(streams_)->back()));
   EXPECT_THROW((void)loader.next(streams_), OutOfMemory);
@@ -366,7 +365,7 @@ TEST_P(GroupLoaderTest, ABatchThatSomeHaveKeepsNoSlotFromTheNewPlace) {
   const LoaderOptions options{.batch_size = 10, .prefetch_depth = 1, .ring_grows = false};
   struct GiveUp {};
   for (const bool goes_on : {false, true}) {  // next() goes on while the loader goes elsewhere
-    GroupLoader loader(data, group(), options);
+    Loader loader(data, group(), options);
     std::vector<DeviceBatch> held = *loader.next(streams_);
     DeviceBatch last = std::move(loader.next(streams_)->back());
     std::promise<void> waits;
@@ -414,10 +413,10 @@ TEST_P(GroupLoaderTest, GoesElsewhereAndClosesBeforeAllResidentSamplesAreThere) 
   for (const bool closes : {false, true}) {
     reads = 0;
     is_ready = false;
-    GroupLoader loader(data, group(),
-                       {.batch_size = 1,
-                        .residency = Residency::parse("all"),
-                        .device_budget_bytes = std::size_t{220} << 20});
+    Loader loader(data, group(),
+                  {.batch_size = 1,
+                   .residency = Residency::parse("all"),
+                   .device_budget_bytes = std::size_t{220} << 20});
     while (reads == 0) std::this_thread::yield();
     is_ready = true;
     is_ready.notify_all();
@@ -432,9 +431,8 @@ TEST_P(GroupLoaderTest, GoesElsewhereAndClosesBeforeAllResidentSamplesAreThere) 
 
 TEST_P(GroupLoaderTest, ABatchThatStaysIsThereOnOtherStreams) {
   const Dataset data = dataset();
-  GroupLoader loader(
-      data, group(),
-      {.batch_size = 10, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail});
+  Loader loader(data, group(),
+                {.batch_size = 10, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail});
   std::vector<DeviceBatch> kept;
   for (int i = 0; i < 2; ++i) kept.push_back(std::move(loader.next(streams_)->back()));
   EXPECT_THROW((void)loader.next(streams_), OutOfMemory);
@@ -457,7 +455,7 @@ TEST_P(GroupLoaderTest, GoesElsewhereBeforeThereIsAPart) {
         return to.size();
       })});
   const LoaderOptions options{.batch_size = 10, .shuffle = true};
-  GroupLoader loader(data, group(), options);
+  Loader loader(data, group(), options);
   SamplerState place = loader.state();
   place.consumed = 50;
   auto restored = std::async(std::launch::async, [&] { loader.restore(place); });
@@ -472,7 +470,7 @@ TEST_P(GroupLoaderTest, GoesElsewhereBeforeThereIsAPart) {
 TEST_P(GroupLoaderTest, AFailedBatchGivesItsSlotBack) {
   const Dataset data = dataset();
   const LoaderOptions options{.batch_size = 20, .prefetch_depth = 1, .ring_grows = false};
-  GroupLoader loader(data, group(), options);
+  Loader loader(data, group(), options);
   Sampler sampler = sampler_of(data, options);
   const auto go_on = [&] {
     for (int i = 0; i < 20; ++i) {
@@ -492,7 +490,7 @@ TEST_P(GroupLoaderTest, AFailedBatchGivesItsSlotBack) {
 
 TEST_P(GroupLoaderTest, ClosesOnceItsCopiesAreDone) {
   const Dataset data = dataset();
-  GroupLoader loader(data, group(), {.batch_size = 20, .prefetch_depth = 1, .ring_grows = false});
+  Loader loader(data, group(), {.batch_size = 20, .prefetch_depth = 1, .ring_grows = false});
   GatedStream gate(plain_[0]);
   {
     auto batches = loader.next(streams_);
@@ -515,7 +513,7 @@ TEST_P(GroupLoaderTest, AnErrorOfTheDataIsThrownUntilTheLoaderGoesElsewhere) {
     return to.size();
   })});
   const LoaderOptions options{.batch_size = 20};
-  GroupLoader loader(data, group(), options);
+  Loader loader(data, group(), options);
   for (int i = 0; i < 3; ++i) (void)read(*loader.next(streams_));
   for (int i = 0; i < 3; ++i) EXPECT_THROW((void)loader.next(streams_), Error);
   broken = false;
@@ -531,7 +529,7 @@ TEST_P(GroupLoaderTest, AFailureOfOneMemberReachesAllAndLeavesNothingBehind) {
     for (const Entry entry : {Entry::copy, Entry::event_record, Entry::stream_wait_event}) {
       for (const std::size_t nth : {1u, 4u, 9u}) {
         {
-          GroupLoader loader(data, group(), options);
+          Loader loader(data, group(), options);
           (void)read(*loader.next(streams_));
           faulty_[broken]->fail(entry, nth, FaultyBackend::kForever);
           const auto go_on = [&] {
@@ -565,7 +563,7 @@ TEST_P(GroupLoaderTest, AFailureOfTheFirstBatchLeavesNoPartsOfIt) {
   const LoaderOptions options{.batch_size = 20, .shuffle = true};
   for (std::size_t nth = 1; nth < 12; ++nth) {
     faulty_[0]->fail(Entry::stream_wait_event, nth);
-    GroupLoader loader(data, group(), options);
+    Loader loader(data, group(), options);
     const auto go_on = [&] {
       for (int i = 0; i < 30; ++i) {
         if (const auto batches = loader.next(streams_)) (void)read(*batches);
@@ -583,7 +581,7 @@ TEST_P(GroupLoaderTest, AFailureOfTheFirstBatchLeavesNoPartsOfIt) {
 TEST_P(GroupLoaderTest, ManyThreadsMayAskWhileTheLoaderGoesElsewhere) {
   const Dataset data = dataset(120);
   const LoaderOptions options{.batch_size = 8, .shuffle = true};
-  GroupLoader loader(data, group(), options);
+  Loader loader(data, group(), options);
   std::atomic<bool> over{false};
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
@@ -631,7 +629,7 @@ TEST_P(GroupLoaderTest, ClosesWhileSomebodyWaits) {
                                       gate.wait();
                                       return to.size();
                                     })});
-  auto loader = std::make_unique<GroupLoader>(data, group(), LoaderOptions{.batch_size = 16});
+  auto loader = std::make_unique<Loader>(data, group(), LoaderOptions{.batch_size = 16});
   asked.get_future().wait();
   struct GiveUp {};
   int questions = 0;
@@ -657,7 +655,7 @@ TEST_P(GroupLoaderTest, HeldBatchesOutliveTheLoader) {
   const Dataset data = dataset();
   std::optional<std::vector<DeviceBatch>> kept;
   {
-    GroupLoader loader(data, group(), {.batch_size = 30});
+    Loader loader(data, group(), {.batch_size = 30});
     kept = loader.next(streams_);
   }
   std::vector<std::uint64_t> indices(30);
@@ -671,7 +669,7 @@ TEST_P(GroupLoaderTest, MembersThatDoNotReachEachOtherPullForThemselves) {
   const Dataset data = dataset();
   const LoaderOptions options{.batch_size = 25, .shuffle = true};
   faulty_.back()->fail(Entry::enable_peer, 1);
-  GroupLoader loader(data, group(), options);
+  Loader loader(data, group(), options);
   Sampler sampler = sampler_of(data, options);
   expect_rest(data, sampler, read_epoch(loader));
   EXPECT_GE(loader.member_stats(size() - 1).samples, data.sample_count());
@@ -679,14 +677,14 @@ TEST_P(GroupLoaderTest, MembersThatDoNotReachEachOtherPullForThemselves) {
 
 TEST_P(GroupLoaderTest, RefusesWhatHasNoMeaning) {
   const Dataset data = dataset();
-  EXPECT_THROW(GroupLoader(data, group(), {.data_may_change = true}), InvalidArgument);
-  EXPECT_THROW(GroupLoader(data, group(), {.batch_size = 0}), InvalidArgument);
-  EXPECT_THROW(GroupLoader(data, group(), {.fields = {{.name = "nobody"}}}), InvalidArgument);
+  EXPECT_THROW(Loader(data, group(), {.data_may_change = true}), InvalidArgument);
+  EXPECT_THROW(Loader(data, group(), {.batch_size = 0}), InvalidArgument);
+  EXPECT_THROW(Loader(data, group(), {.fields = {{.name = "nobody"}}}), InvalidArgument);
   GroupLinks links;
   links.profiles.resize(size() + 1);
-  EXPECT_THROW(GroupLoader(data, group(), {}, links), InvalidArgument);
-  EXPECT_THROW(GroupLoader(data, group(), {.batch_size = 100, .device_budget_bytes = 1000}), OutOfMemory);
-  GroupLoader loader(data, group(), {.batch_size = 4});
+  EXPECT_THROW(Loader(data, Destination(group(), links)), InvalidArgument);
+  EXPECT_THROW(Loader(data, group(), {.batch_size = 100, .device_budget_bytes = 1000}), OutOfMemory);
+  Loader loader(data, group(), {.batch_size = 4});
   EXPECT_THROW((void)loader.next(std::span(streams_).first(1)), InvalidArgument);
   EXPECT_EQ(loader.describe().size(), 4u);
 }

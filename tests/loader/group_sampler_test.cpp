@@ -37,7 +37,7 @@ TEST_P(GroupSamplerTest, EveryMemberGetsTheChosenSamples) {
       const auto first = random_batches(9, most, 1);
       const auto second = random_batches(4, most, 2);
       const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, first}, {1, second}});
-      GroupLoader loader(data, group(), options(sampler, depth));
+      Loader loader(data, group(), options(sampler, depth));
       EXPECT_EQ(loader.batches_per_epoch(), 0U);
       expect_batches(data, 0, read_epoch(loader), first);
       EXPECT_EQ(sampler->begun, std::vector<std::uint64_t>{0}) << "the next epoch has not been asked for";
@@ -55,7 +55,7 @@ TEST_P(GroupSamplerTest, AReceiverGetsTheChosenSamplesOverAllLinks) {
   const Dataset data = dataset(kListedSamples);
   const auto chosen = random_batches(9, 16, 3);
   const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, chosen}});
-  GroupLoader loader = GroupLoader::relay(0, data, group(), options(sampler));
+  Loader loader(data, Destination::relayed(group()), options(sampler));
   std::vector<HostBatches> got;
   while (const auto batch = loader.next(std::span(streams_).first(1))) got.push_back(read(*batch));
   expect_batches(data, 0, got, chosen);
@@ -71,7 +71,7 @@ TEST_P(GroupSamplerTest, BatchesAheadAreMadeWhileNobodyAsks) {
                                     })});
   Batches chosen(40, std::vector<std::uint64_t>(size(), 5));  // each member has one sample of each
   const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, chosen}});
-  GroupLoader loader(data, group(), options(sampler, 3));
+  Loader loader(data, group(), options(sampler, 3));
   for (std::size_t taken = 1; taken <= 30; ++taken) {
     EXPECT_TRUE(loader.next(streams_));
     EXPECT_EQ(sampler->drawn, taken + 3) << "as on one device";
@@ -85,7 +85,7 @@ TEST_P(GroupSamplerTest, AnEpochThatIsLeftIsDropped) {
   const auto third = random_batches(5, 16, 5);
   const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, first}, {2, third}});
   const Dataset data = dataset(kListedSamples);
-  GroupLoader loader(data, group(), options(sampler));
+  Loader loader(data, group(), options(sampler));
   loader.start_epoch(0);
   EXPECT_TRUE(sampler->begun.empty()) << "it comes next anyway";
   EXPECT_TRUE(loader.next(streams_));
@@ -108,7 +108,7 @@ TEST_P(GroupSamplerTest, ItsErrorsComeInTheirPlace) {
   for (const std::size_t good : {0U, 1U, 5U}) {
     const auto sampler = std::make_shared<ListedBatches>(Epochs{{0, chosen}});
     sampler->fails_at = good + 1;
-    GroupLoader loader(data, group(), options(sampler));
+    Loader loader(data, group(), options(sampler));
     for (std::size_t i = 0; i < good; ++i) {
       const auto batch = loader.next(streams_);
       ASSERT_TRUE(batch);
@@ -123,7 +123,7 @@ TEST_P(GroupSamplerTest, ItsErrorsComeInTheirPlace) {
 
 TEST_P(GroupSamplerTest, AnInterruptionIsThrownAtOnceAndNothingIsLost) {
   const Dataset data = dataset(kListedSamples);
-  GroupLoader loader(data, group(), options(std::make_shared<InterruptedBatches>()));
+  Loader loader(data, group(), options(std::make_shared<InterruptedBatches>()));
   EXPECT_THROW((void)loader.next(streams_), BatchSampler::Interrupted) << "the second batch is drawn ahead";
   expect_batches(data, 0, read_epoch(loader), {{0}, {1}, {2}, {3}});
 }
@@ -131,7 +131,7 @@ TEST_P(GroupSamplerTest, AnInterruptionIsThrownAtOnceAndNothingIsLost) {
 TEST_P(GroupSamplerTest, WhoeverWaitsGetsTheEpochThatAnotherThreadBegins) {
   Hold hold;
   const Dataset data = dataset(kListedSamples);
-  GroupLoader loader(data, group(), options(std::make_shared<HeldBatches>(hold)));
+  Loader loader(data, group(), options(std::make_shared<HeldBatches>(hold)));
   std::optional<std::vector<DeviceBatch>> batch;
   Background waiting([&] { batch = loader.next(streams_); });
   hold.wait_for(1);
@@ -156,7 +156,7 @@ void wait_until_it_sleeps() {
 
 TEST_P(GroupSamplerTest, ClosesWhileNothingIsDrawn) {
   const Dataset data = dataset(kListedSamples);
-  GroupLoader loader(data, group(), options(std::make_shared<ListedBatches>(Epochs{})));
+  Loader loader(data, group(), options(std::make_shared<ListedBatches>(Epochs{})));
   wait_until_it_sleeps();
   loader.close();
   EXPECT_THROW((void)loader.next(streams_), Closed);
@@ -164,8 +164,8 @@ TEST_P(GroupSamplerTest, ClosesWhileNothingIsDrawn) {
 
 TEST_P(GroupSamplerTest, ClosesWhilePartsAheadAreNotDrawn) {
   const Dataset data = dataset(kListedSamples);
-  GroupLoader loader(data, group(),
-                     options(std::make_shared<ListedBatches>(Epochs{{0, random_batches(20, 16, 9)}})));
+  Loader loader(data, group(),
+                options(std::make_shared<ListedBatches>(Epochs{{0, random_batches(20, 16, 9)}})));
   EXPECT_TRUE(loader.next(streams_));
   wait_until_it_sleeps();
   loader.close();
@@ -176,9 +176,9 @@ TEST_P(GroupSamplerTest, RefusesWhatTheSamplerDecides) {
   const Dataset data = dataset(kListedSamples);
   LoaderOptions shuffled = options(std::make_shared<ListedBatches>(Epochs{}));
   shuffled.shuffle = true;
-  EXPECT_THROW(GroupLoader(data, group(), shuffled), InvalidArgument);
+  EXPECT_THROW(Loader(data, group(), shuffled), InvalidArgument);
   Batches far{{kListedSamples}};
-  GroupLoader loader(data, group(), options(std::make_shared<ListedBatches>(Epochs{{0, far}})));
+  Loader loader(data, group(), options(std::make_shared<ListedBatches>(Epochs{{0, far}})));
   EXPECT_THROW((void)loader.next(streams_), InvalidArgument);
 }
 
@@ -205,7 +205,7 @@ PENSTOCK_GROUP_SUITE(GroupChangingDataTest);
 TEST_P(GroupChangingDataTest, EachEpochGivesWhatTheArraysHold) {
   for (const GatherPath gather : {GatherPath::automatic, GatherPath::host, GatherPath::copy_engine}) {
     write(0);
-    GroupLoader loader(images(false), group(), options_of(gather));
+    Loader loader(images(false), group(), options_of(gather));
     for (std::uint64_t epoch = 1; epoch <= 3; ++epoch) {
       const auto got = read_epoch(loader);
       ASSERT_EQ(got.size(), (2 * kListedSamples + 15) / 16);
@@ -221,7 +221,7 @@ TEST_P(GroupChangingDataTest, EachEpochGivesWhatTheArraysHold) {
 TEST_P(GroupChangingDataTest, AnEpochThatIsLeftReadsNothingMore) {
   for (int turn = 0; turn < 5; ++turn) {
     write(0);
-    GroupLoader loader(images(false), group(), options_of(GatherPath::automatic));
+    Loader loader(images(false), group(), options_of(GatherPath::automatic));
     const Dataset before = images(true);
     const auto held = loader.next(streams_);
     loader.start_epoch(1);

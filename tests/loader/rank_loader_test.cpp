@@ -7,7 +7,7 @@
 #include "support/other_process.hpp"
 #include "support/wrong_bytes_backend.hpp"
 
-#include <penstock/loader/rank_loader.hpp>
+#include <penstock/loader/loader.hpp>
 
 #include <gmock/gmock.h>
 
@@ -139,12 +139,12 @@ class Rank {
         data_(dataset()),
         pinned_(make_pinned_pool(device_, {.segment_bytes = 1 << 20})),
         expected_(data_.sample_count(), {setup.shuffle, setup.seed, setup.batch, false, {}}),
-        loader_(std::make_unique<RankLoader>(
-            data_, device_,
-            ProcessBoardOptions{
-                .meeting = {.key = setup.key.data(), .processes = static_cast<std::size_t>(setup.ranks)},
-                .rank = static_cast<std::size_t>(setup.rank),
-                .timeout = std::chrono::milliseconds(setup.timeout_ms)},
+        loader_(std::make_unique<Loader>(
+            data_,
+            Destination::rank(device_, {.meeting = {.key = setup.key.data(),
+                                                    .processes = static_cast<std::size_t>(setup.ranks)},
+                                        .rank = static_cast<std::size_t>(setup.rank),
+                                        .timeout = std::chrono::milliseconds(setup.timeout_ms)}),
             options_of(setup, device_, expected_))) {}
 
   void run(const Command& command, Answer& answer) {
@@ -262,7 +262,7 @@ class Rank {
   const Dataset data_;
   Pool pinned_;
   Sampler expected_;
-  std::unique_ptr<RankLoader> loader_;
+  std::unique_ptr<Loader> loader_;
 };
 
 TEST(OtherRank, DISABLED_Feeds) {

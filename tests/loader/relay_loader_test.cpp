@@ -15,25 +15,24 @@ namespace {
 /// A group whose member `receiver_` alone gets the batches.
 class RelayLoaderTest : public GroupLoaderTest {
  protected:
-  [[nodiscard]] GroupLoader relay(const Dataset& data, const LoaderOptions& options,
-                                  GroupLinks links = {}) const {
-    return GroupLoader::relay(receiver_, data, group(), options, std::move(links));
+  [[nodiscard]] Loader relay(const Dataset& data, const LoaderOptions& options, GroupLinks links = {}) const {
+    return Loader(data, Destination::relayed(group(), receiver_, std::move(links)), options);
   }
   [[nodiscard]] std::span<const Stream> stream() const { return std::span(streams_).subspan(receiver_, 1); }
-  std::optional<DeviceBatch> next(GroupLoader& loader) {
+  std::optional<DeviceBatch> next(Loader& loader) {
     auto batches = loader.next(stream());
     if (!batches) return std::nullopt;
     EXPECT_EQ(batches->size(), 1u);
     return std::move(batches->front());
   }
-  std::vector<HostBatches> read_epoch(GroupLoader& loader) {
+  std::vector<HostBatches> read_epoch(Loader& loader) {
     std::vector<HostBatches> batches;
     while (const auto batch = loader.next(stream())) batches.push_back(read(*batch, receiver_));
     return batches;
   }
-  static std::vector<std::size_t> carried(const GroupLoader& loader) {
+  static std::vector<std::size_t> carried(const Loader& loader) {
     std::vector<std::size_t> bytes;
-    for (std::size_t i = 0; i < loader.group().size(); ++i) {
+    for (std::size_t i = 0; i < loader.destination().group().size(); ++i) {
       bytes.push_back(loader.member_stats(i).link_bytes);
     }
     return bytes;
@@ -51,7 +50,7 @@ TEST_P(RelayLoaderTest, TheReceiverGetsTheBatchesOfALoaderOnIt) {
       shuffle = !shuffle;
       LoaderOptions options{.batch_size = batch, .shuffle = shuffle, .seed = 7, .drop_last = batch == 16};
       if (batch == 50) options.shard = {.rank = 1, .world_size = 3};
-      GroupLoader loader = relay(data, options);
+      Loader loader = relay(data, options);
       Sampler sampler = sampler_of(data, options);
       for (int epoch = 0; epoch < 2; ++epoch) expect_rest(data, sampler, read_epoch(loader));
     }
@@ -62,7 +61,7 @@ TEST_P(RelayLoaderTest, EachByteCrossesOneLinkAndAllLinksCarry) {
   const std::size_t samples = 4000;
   const Dataset data({random_field("images", DType::uint8, {64}, samples, 1)});
   receiver_ = size() - 1;
-  GroupLoader loader = relay(data, {.batch_size = 60, .gather = GatherPath::host});
+  Loader loader = relay(data, {.batch_size = 60, .gather = GatherPath::host});
   const std::vector<HostBatches> batches = read_epoch(loader);
   std::size_t sum = 0;
   for (const std::size_t bytes : carried(loader)) {
@@ -87,7 +86,7 @@ TEST_P(RelayLoaderTest, WidensAndScalesOnTheWay) {
       {random_field("images", DType::uint8, {3, 8, 8}, 90, 1), random_field("a", DType::float32, {}, 90, 2)});
   LoaderOptions options{.batch_size = 20, .shuffle = true};
   options.fields = {{.name = "images", .to = DType::float32, .scale = {0.5F}, .shift = {-1.0F}}};
-  GroupLoader loader = relay(data, options);
+  Loader loader = relay(data, options);
   Loader alone(data, plain_[receiver_], options);
   while (const auto batches = loader.next(stream())) {
     std::vector<DeviceBatch> same;
@@ -100,7 +99,7 @@ TEST_P(RelayLoaderTest, WidensAndScalesOnTheWay) {
 TEST_P(RelayLoaderTest, GoesOnWhereAStateWasTaken) {
   const Dataset data = dataset();
   const LoaderOptions options{.batch_size = 16, .shuffle = true, .seed = 3};
-  GroupLoader loader = relay(data, options);
+  Loader loader = relay(data, options);
   for (int i = 0; i < 5; ++i) (void)next(loader);
   const SamplerState state = loader.state();
   EXPECT_EQ(state.consumed, 5u * 16);
@@ -113,7 +112,7 @@ TEST_P(RelayLoaderTest, GoesOnWhereAStateWasTaken) {
   }
   Loader alone(data, plain_[0], options);
   alone.restore(state);
-  GroupLoader other = relay(data, options);
+  Loader other = relay(data, options);
   other.restore(alone.state());
   sampler.restore(state);
   expect_rest(data, sampler, read_epoch(other), 5);
@@ -125,7 +124,7 @@ TEST_P(RelayLoaderTest, GoesOnWhereAStateWasTaken) {
 TEST_P(RelayLoaderTest, LeasesAreLikeThoseOfALoader) {
   const Dataset data = dataset(220);
   {
-    GroupLoader loader = relay(data, {.batch_size = 20, .shuffle = true});
+    Loader loader = relay(data, {.batch_size = 20, .shuffle = true});
     std::vector<std::vector<DeviceBatch>> kept;
     while (auto batches = loader.next(stream())) kept.push_back(*std::move(batches));
     EXPECT_EQ(kept.size(), 11u);  // more than the ring begins with
@@ -134,7 +133,7 @@ TEST_P(RelayLoaderTest, LeasesAreLikeThoseOfALoader) {
       expect_batch(data, read(batches, receiver_), 0, batches[0].index(), indices);
     }
   }
-  GroupLoader loader =
+  Loader loader =
       relay(data, {.batch_size = 20, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail});
   std::vector<DeviceBatch> kept;
   for (int i = 0; i < 2; ++i) kept.push_back(next(loader).value());
@@ -145,7 +144,7 @@ TEST_P(RelayLoaderTest, LeasesAreLikeThoseOfALoader) {
 
 TEST_P(RelayLoaderTest, ASlotIsNotRefilledBeforeTheWorkOnItIsDone) {
   const Dataset data({random_field("images", DType::uint8, {100}, 600, 1)});
-  GroupLoader loader = relay(data, {.batch_size = 30, .prefetch_depth = 1, .ring_grows = false});
+  Loader loader = relay(data, {.batch_size = 30, .prefetch_depth = 1, .ring_grows = false});
   GatedStream gate(plain_[receiver_]);
   auto batch = next(loader);
   const std::vector<std::uint64_t> indices = batch->indices();
@@ -170,7 +169,7 @@ TEST_P(RelayLoaderTest, AFailureOfAPeerIsThrownUntilTheLoaderGoesElsewhere) {
     for (const Entry entry : {Entry::copy, Entry::event_record, Entry::stream_wait_event}) {
       for (const std::size_t nth : {1u, 4u, 9u}) {
         {
-          GroupLoader loader = relay(data, options);
+          Loader loader = relay(data, options);
           (void)next(loader);
           faulty_[broken]->fail(entry, nth, FaultyBackend::kForever);
           const auto go_on = [&] {
@@ -201,7 +200,7 @@ TEST_P(RelayLoaderTest, APeerWithoutMemorySitsOut) {
   const DeviceGroup members = group();  // it reaches the others while it has memory
   faulty_.back()->fail(Entry::device_allocate, 1, FaultyBackend::kForever,
                        [] { throw OutOfMemory("a test's memory", 1, 1, 0); });
-  GroupLoader loader = GroupLoader::relay(receiver_, data, members, options);
+  Loader loader(data, Destination::relayed(members, receiver_), options);
   Sampler sampler = sampler_of(data, options);
   expect_rest(data, sampler, read_epoch(loader));
   EXPECT_EQ(carried(loader).back(), 0u);
@@ -210,14 +209,14 @@ TEST_P(RelayLoaderTest, APeerWithoutMemorySitsOut) {
   sampler.start_epoch(4);
   expect_rest(data, sampler, read_epoch(loader));
   receiver_ = size() - 1;
-  EXPECT_THROW((void)GroupLoader::relay(receiver_, data, members, options), OutOfMemory);
+  EXPECT_THROW(Loader(data, Destination::relayed(members, receiver_), options), OutOfMemory);
 }
 
 TEST_P(RelayLoaderTest, IfNoPeerReachesTheReceiverItsOwnLinkCarriesAll) {
   const Dataset data = dataset();
   const LoaderOptions options{.batch_size = 25, .shuffle = true};
   for (std::size_t i = 1; i < size(); ++i) faulty_[i]->fail(Entry::enable_peer, 1, FaultyBackend::kForever);
-  GroupLoader loader = relay(data, options);
+  Loader loader = relay(data, options);
   Sampler sampler = sampler_of(data, options);
   expect_rest(data, sampler, read_epoch(loader));
   for (std::size_t i = 1; i < size(); ++i) EXPECT_EQ(loader.member_stats(i).batches, 0u);
@@ -241,7 +240,7 @@ TEST_P(RelayLoaderTest, AMeasurementSaysWhetherRelaysPayAndGivesTheShares) {
   links.measured->members[0].link = 3e9;
   links.measured->members[0].relayed = 4e9;
   const auto share = [&] {
-    GroupLoader loader = relay(data, options, links);
+    Loader loader = relay(data, options, links);
     Sampler sampler = sampler_of(data, options);
     expect_rest(data, sampler, read_epoch(loader));
     const std::vector<std::size_t> bytes = carried(loader);
@@ -260,7 +259,7 @@ TEST_P(RelayLoaderTest, RefusesWhatHasNoMeaning) {
   receiver_ = size();
   EXPECT_THROW((void)relay(data, {}), InvalidArgument);
   receiver_ = 0;
-  GroupLoader loader = relay(data, {.batch_size = 4});
+  Loader loader = relay(data, {.batch_size = 4});
   EXPECT_THROW((void)loader.next(streams_), InvalidArgument);
 }
 
@@ -306,7 +305,7 @@ class RelayLoaderPaceTest : public GivesWayTest<RelayLoaderTest> {
 
   std::vector<std::byte> bytes_;
   std::optional<Dataset> data_;
-  std::optional<GroupLoader> loader_;
+  std::optional<Loader> loader_;
   std::uint64_t epoch_ = 0;
 };
 PENSTOCK_GIVES_WAY_SUITE(RelayLoaderPaceTest);
@@ -402,7 +401,7 @@ class RelayLoaderSizesTest : public RelayLoaderTest {
   }
 
   static constexpr double kClockRate = 1e-3;
-  std::optional<GroupLoader> loader_;
+  std::optional<Loader> loader_;
 };
 INSTANTIATE_TEST_SUITE_P(, RelayLoaderSizesTest,
                          ::testing::Values(GroupCase{"HostLatency",

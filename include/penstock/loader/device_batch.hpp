@@ -55,9 +55,7 @@ class DeviceBatch {
   void release();
 
  private:
-  friend class LoaderState;
-  friend class GroupLoaderState;
-  friend class RankFeedOnce;
+  friend class BatchLine;
   DeviceBatch(std::shared_ptr<class DeviceRing> ring, struct DeviceSlot* slot) noexcept;
 
   std::shared_ptr<class DeviceRing> ring_;

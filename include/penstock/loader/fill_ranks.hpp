@@ -22,13 +22,13 @@ struct FilledBlock {
 struct RankFillOptions {
   /// The blocks are written after the work that is on this stream now. Null: at once.
   const Stream* after = nullptr;
-  /// The link's measured profile. If all processes have one, faster links bring more: see RankLoader. None:
+  /// The link's measured profile. If all processes have one, faster links bring more: see Loader. None:
   /// LinkProfile::defaults.
   std::optional<LinkProfile> profile = std::nullopt;
 };
 
 /// Fills the blocks of each process with the same bytes, each of which crosses one link: a process fills its
-/// parts, and copies those of the others from their devices' memory. See RankLoader, which brings them.
+/// parts, and copies those of the others from their devices' memory, as a Loader does whose destination is a rank.
 ///
 /// `board`: all processes of the group call this equally often with it. It may serve many calls, one at a
 /// time. `facts`: a text that says what is sent, for ProcessBoard::agree. That the processes' functions write
@@ -43,7 +43,7 @@ struct RankFillOptions {
 /// there is less than 1 MiB, a device has no room for small parts, or the devices cannot map each other's
 /// memory. The last is tried once for a board. It logs the last two, one time for a board. The same in all.
 ///
-/// Throws as ProcessBoard::agree, RankLoader and RankLoader::next, and the exceptions of the functions.
+/// Throws as ProcessBoard::agree, Loader and Loader::next, and the exceptions of the functions.
 [[nodiscard]] bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& facts,
                               std::vector<FilledBlock> blocks, const RankFillOptions& options = {});
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import _others
+from .._destination import Destination
 from .._engines import resolve
 from .._errors import InvalidArgument
-from .receivers import Receivers
 from .resume import Placed, sampler_of
 
 
@@ -90,10 +90,11 @@ class Prepared(Posing):
         """The device to which Accelerate moves the batches."""
         return _others.device_of_prepared(self.loader)
 
-    def _set_receivers(self: Any, device: Any) -> None:
-        if self.group is not None:
+    def _set_destination(self: Any, device: Any, group: Any) -> None:
+        destination = Destination(device, group)
+        if not destination.is_one_device:
             raise InvalidArgument("Accelerate moves the batches of this loader to one device: leave group out.")
-        wanted, given = resolve(device), self.device
+        wanted, given = destination.name, self.device
         if given is not None:
             theirs = resolve(given)
             same_host = theirs.startswith("host") and wanted.startswith("host")
@@ -102,7 +103,7 @@ class Prepared(Posing):
                     f"Accelerate moves the batches of this loader to {given}, not to {device}: leave `device` out."
                 )
             wanted = theirs if device == "auto" else wanted
-        self._receivers = Receivers(wanted)
+        self._destination = Destination(wanted)
         self.devices = [wanted]
 
     def describe(self: Any) -> list[str]:
@@ -110,7 +111,7 @@ class Prepared(Posing):
 
     def _inner(self: Any, base: Any) -> Any:
         options = {**self._chosen(), "sharded": True, "resumable": False}
-        inner = kind_of(self._plain, base, is_under=True)(base, self._receivers.name, self.prefetch_depth, **options)
+        inner = kind_of(self._plain, base, is_under=True)(base, self._destination.name, self.prefetch_depth, **options)
         inner._account, inner._ways, inner._static = self._account, self._ways, self._static
         return inner
 

@@ -53,9 +53,9 @@ class FeedIterator:
         """`source`: what is left of a native epoch, in this turn, and the state after each batch; None: see `start`."""
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
-        self._receivers = feed._receivers
+        self._destination = feed._destination
         refuse = why_not_static if feed.static else None
-        self._expand = [expander_for(engine, refuse) for engine in self._receivers.engines]
+        self._expand = [expander_for(engine, refuse) for engine in self._destination.engines]
         self._fixed = feed._static.of(feed._sets) if feed.static else None
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
@@ -97,6 +97,8 @@ class FeedIterator:
                 del item
         flight, state = item
         batch = self._account.land(flight)
+        if type(flight) is _core.FlightToAll and not self._destination.together:
+            batch = batch[0]
         feed._note(self._turn, state)
         return batch
 
@@ -165,8 +167,9 @@ class FeedIterator:
 
     def _send(self, batch: Any, slot: Any) -> Any:
         before = sum(expand.pin_seconds for expand in self._expand)
-        if self._receivers.together:
-            flight = self._account.send_to_all(self._receivers.group, batch, self._expand, slot)
+        group = self._destination.group
+        if group is not None:
+            flight = self._account.send_to_all(group, batch, self._expand, slot)
         else:
             flight = self._account.send(batch, self._expand[0], self._pin, slot, self._fixed)
         self._account.pinned(sum(expand.pin_seconds for expand in self._expand) - before)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
+from .._destination import Destination
 from .._engines import is_forked
 from .._errors import Closed, InvalidArgument, OutOfMemory, note
 from .draws import EpochBatches, Rest, refusal_of_next
 from .iterator import FeedIterator, PlainSource
-from .receivers import Receivers
 from .static import refuse_unless_garbage
 from .tensor_loader import TensorLoader
 from .tensors import Tensors, draw_seed, most_in_a_batch, tensors_of
@@ -24,10 +24,10 @@ class NativeWay(Way):
     """Has the loader that is made with the first epoch, and anew if the tensors' memory is another. It serves the epoch
     that was begun last; one that was begun before goes on in the ordinary way. Thread-safe."""
 
-    def __init__(self, receivers: Receivers):
+    def __init__(self, destination: Destination):
         self.lock = threading.RLock()
         self.counted: TensorLoader | None = None  # the loader of the latest epoch; None if that was an ordinary one
-        self._receivers = receivers
+        self._destination = destination
         self._loader: TensorLoader | None = None
         self._latest: Callable[[], NativeEpoch | None] = lambda: None
         self._seeded: Any = None  # the DataLoader whose persistent workers would have had their seed
@@ -40,7 +40,7 @@ class NativeWay(Way):
                 return tensors
             latest = self._latest()
             under_way = latest is not None and latest.is_native
-            return None if under_way or self._receivers.processes is not None else self._why_no_loader(feed, tensors)
+            return None if under_way or self._destination.processes is not None else self._why_no_loader(feed, tensors)
 
     def begin(self, feed: Any) -> NativeEpoch | None:
         with self.lock:
@@ -89,7 +89,7 @@ class NativeWay(Way):
             self._loader.close()
             self._loader = None
         try:
-            self._loader = TensorLoader(self._receivers, ahead, feed.static, tensors, most)
+            self._loader = TensorLoader(self._destination, ahead, feed.static, tensors, most)
         except (InvalidArgument, OutOfMemory) as error:
             return str(error)
         return None
@@ -103,8 +103,8 @@ class NativeEpoch:
         """Begins the epoch; from here on its state is the feed's."""
         self._feed, self._way, self._lock = feed, way, way.lock
         self._loader, self._batches = loader, batches
-        self._together = feed._receivers.together
-        self._processes = feed._receivers.processes is not None
+        self._together = feed._destination.together
+        self._processes = feed._destination.processes is not None
         build = tensors.build
         together = self._together and build is not None
         self._build = (lambda each: [build(arrays) for arrays in each]) if together else build  # type: ignore[misc]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .. import _core
+from .._destination import Destination
 from .._engines import close_at_exit
 from .draws import EpochBatches, RowsOfBatches
-from .receivers import Receivers
 from .static import mark
 from .tensors import Tensors
 
@@ -15,18 +13,16 @@ from .tensors import Tensors
 class TensorLoader:
     """A native loader of tensors, for one epoch after the other. The C++ loader asks it for the batches' indices."""
 
-    def __init__(self, receivers: Receivers, prefetch_depth: int, static: bool, tensors: Tensors, most: int):
+    def __init__(self, destination: Destination, prefetch_depth: int, static: bool, tensors: Tensors, most: int):
         self._memory = tensors.memory()
         self._most = most
         self._prefetch_depth = prefetch_depth
-        self._members = len(receivers.specs)
-        self._processes = receivers.processes is not None
+        self._members = len(destination.members)
         self.static = static
         self._number = 0
-        self.rows = RowsOfBatches(most, self._processes)
-        native, where = _native_for(receivers)
-        self._native = native(
-            where,
+        self.rows = RowsOfBatches(most, destination.processes is not None)
+        self._native = _core.NativeLoader(
+            destination.native,
             list(zip(tensors.names, tensors.arrays, strict=True)),
             [],
             batch_size=most,
@@ -44,7 +40,7 @@ class TensorLoader:
             gather_blocks=0,
             narrow=True,
             data_may_change=True,
-            device_budget_bytes=min(engine.memory_bytes for engine in receivers.engines),
+            device_budget_bytes=min(engine.memory_bytes for engine in destination.engines),
             threads=0,
             when_full="fail",
             mark=mark if static else None,
@@ -67,14 +63,13 @@ class TensorLoader:
         """Begins an epoch. Gives what sees whether PyTorch writes to a tensor from now on, or gives it other memory."""
         self.rows.begin(batches, tensors)
         watch = _core.TensorWatch(tensors.arrays)
-        if self._processes:  # they go there together; other loaders have come to it
-            self._native.start_epoch(self._number)
+        self._native.start_epoch(self._number)  # costs nothing if all of the epoch before was handed out
         return watch
 
     def end(self) -> None:
         """Nothing reads the tensors from here on, until the next epoch."""
         self._number += 1
-        self._native.end_epoch(self._number)
+        self._native.leave_epoch()
         self.rows.begin(None, None)
 
     def device_stats(self) -> list[_core.FeedStatistics]:
@@ -82,12 +77,3 @@ class TensorLoader:
 
     def close(self) -> None:
         self._native.close()
-
-
-def _native_for(receivers: Receivers) -> tuple[Any, Any]:
-    """The kind of C++ loader, and the devices that it feeds."""
-    if receivers.together:
-        return _core.NativeGroupLoader, receivers.group
-    if receivers.processes is not None:
-        return _core.NativeRankLoader, receivers.processes.place(receivers.engine)
-    return _core.NativeLoader, receivers.engine

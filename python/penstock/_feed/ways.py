@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from .._destination import Destination
 from .draws import not_for_processes
 from .iterator import PlainWay
 from .native import NativeWay
-from .receivers import Receivers
 from .resume import unresumable
 from .workers import WorkersWay
 
@@ -17,9 +17,9 @@ class Ways:
     """The samples are gathered natively, or else the loader's workers fill slots, or else its batches are sent as they
     are."""
 
-    def __init__(self, receivers: Receivers):
-        self.native = NativeWay(receivers)
-        self.workers = WorkersWay(receivers)
+    def __init__(self, destination: Destination):
+        self.native = NativeWay(destination)
+        self.workers = WorkersWay(destination)
         self._all = self.native, self.workers, PlainWay(self.workers)
 
     def begin(self, feed: Any) -> Iterator[Any]:
@@ -40,14 +40,14 @@ class Ways:
             lines += way.describe(feed, why)
             if why is None:
                 break
-        if way is not self.native and feed._receivers.together:
-            lines += feed._receivers.describe_links()
+        if way is not self.native and feed._destination.group is not None:
+            lines += feed._destination.describe_links()
         return lines
 
 
 def refuse_if_needed(feed: Any, why: str) -> None:
     """Raises InvalidArgument, with the reason, if the feed's batches must be gathered natively."""
-    if feed._receivers.processes is not None:
+    if feed._destination.processes is not None:
         raise not_for_processes(why)
     if feed._needs_native:
         raise unresumable(why)

@@ -11,10 +11,10 @@ from typing import Any
 
 from .. import _core, _others
 from .._checks import whole
+from .._destination import Destination
 from .._engines import close_at_exit, engine_for
 from .._errors import Unsupported
 from .iterator import FeedIterator
-from .receivers import Receivers
 from .slots import Received, Slots
 from .stages import monotonic
 from .way import Way
@@ -104,8 +104,8 @@ def _most_bytes() -> int:
 class WorkersWay(Way):
     """Has the slots that a DataLoader's workers fill, and keeps them from epoch to epoch. Thread-safe."""
 
-    def __init__(self, receivers: Receivers):
-        self._receivers = receivers
+    def __init__(self, destination: Destination):
+        self._destination = destination
         self._own: _Pool | None = None  # for workers that do not stay
         self.pool: _Pool | None = None  # of the latest epoch
 
@@ -141,7 +141,7 @@ class WorkersWay(Way):
                 return "its state was asked for, which started its workers"
             loader._iterator = None  # ends the workers of an epoch that was left
         if loader.persistent_workers:
-            source = workers.sources.get(self._receivers.name)
+            source = workers.sources.get(self._destination.name)
             if source is not None and all(process.is_alive() for process in source.pool.processes):
                 return source.pool
             if loader._iterator is not None:
@@ -151,7 +151,7 @@ class WorkersWay(Way):
         if not loader.persistent_workers and self._own is not None and self._own.serves(loader.num_workers, each):
             return self._own
         try:
-            pool = _Pool(self._receivers.specs[0], loader.num_workers, each)
+            pool = _Pool(self._destination.specs[0], loader.num_workers, each)
         except Unsupported as reason:
             return str(reason)
         if not loader.persistent_workers:
@@ -159,13 +159,13 @@ class WorkersWay(Way):
         return pool
 
     def _source(self, loader: Any, workers: _Workers, pool: _Pool) -> WorkerSource:
-        kept = workers.sources.get(self._receivers.name) if loader.persistent_workers else None
+        kept = workers.sources.get(self._destination.name) if loader.persistent_workers else None
         if kept is not None and kept.pool is pool:
             source = kept.again(loader)
         else:
             source = WorkerSource(loader, pool)
             if loader.persistent_workers:
-                workers.sources[self._receivers.name] = source
+                workers.sources[self._destination.name] = source
         self.pool = pool
         return source
 

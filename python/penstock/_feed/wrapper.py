@@ -9,12 +9,12 @@ from typing import Any, Generic, TypeVar, overload
 
 from .. import _core, _others
 from .._checks import attribute, exists, whole
+from .._destination import Destination
 from .._errors import InvalidArgument
 from .._process_group import ProcessGroup
 from .._statistics import FeedStatistics
 from .adapters import kind_of
 from .draws import not_for_processes
-from .receivers import Receivers
 from .resume import TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
 from .static import StaticBatches, check
 from .tensors import tensors_of
@@ -106,13 +106,14 @@ def feed(
     batches are ahead. If memory of the dataset is replaced in a native feed, there are new addresses. A batch must be
     plain arrays of the host, in any nest; for others it is a TypeError.
 
-    `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
-    gives lists with one batch for each device, as `Loader(group=...)` does. Each byte crosses one link, if the devices
-    reach each other's memory: see `to_device`. If one device fails or has no memory for a batch, the error comes in
-    that batch's place. Or a `ProcessGroup`: each of its processes has one device and feeds an equal DataLoader, whose
-    sampler gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch, or
-    all of it if the devices do not reach each other's memory. It is then an InvalidArgument if samples cannot be
-    gathered natively, and an Error if the samplers differ. A group excludes `static`.
+    `device` may also be a list of devices, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration gives
+    lists with one batch for each device, as a `Loader` does. Each byte crosses one link, if the devices reach each
+    other's memory: see `to_device`. If one device fails or has no memory for a batch, the error comes in that batch's
+    place. With a `ProcessGroup`, each of its processes has one device and feeds an equal DataLoader, whose sampler
+    gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch, or all of
+    it if the devices do not reach each other's memory. It is then an InvalidArgument if samples cannot be gathered
+    natively, and an Error if the samplers differ. With `penstock.relayed("cuda:0", over=["cuda:1"])`, the links of
+    other devices help to feed one. All these exclude `static`. `group` is another spelling of a list or a ProcessGroup.
 
     All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
     handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
@@ -150,20 +151,16 @@ class Feed(Generic[Batch]):
         self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
         _others.refuse_what_gives_no_batches(loader)
         self.loader = loader
-        group = options.get("group")
-        self.group = list(group) if isinstance(group, Iterable) and not isinstance(group, str) else group
         for name in self._options.keys() - {"group"}:
             setattr(self, name, bool(options.get(name, self._options[name])))
-        if self.group is not None and self.static:
-            raise InvalidArgument("static=True delivers to fixed addresses of one device: leave group out.")
-        self._set_receivers(device)
+        self._set_destination(device, options.get("group"))
         self._order = self._find_order()
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
-        engine = self._receivers.engine
+        engine = self._destination.engine
         if self.static:
             check(engine, self.prefetch_depth)
-        tensors = None if self._receivers.processes is None else tensors_of(self)
+        tensors = None if self._destination.processes is None else tensors_of(self)
         if isinstance(tensors, str):
             raise not_for_processes(tensors)
 
@@ -171,9 +168,16 @@ class Feed(Generic[Batch]):
     def _unwrapped(loader: Any) -> Any:
         return loader.__dict__["loader"] if issubclass(type(loader), Feed) else loader
 
-    def _set_receivers(self, device: Any) -> None:
-        self._receivers = Receivers(device, self.group)
-        self.device, self.devices = self._receivers.name, self._receivers.specs
+    def _set_destination(self, device: Any, group: Any) -> None:
+        self._destination = destination = Destination(device, group)
+        if self.static and not destination.is_one_device:
+            raise InvalidArgument("static=True delivers to fixed addresses of one device: leave group out.")
+        self.device, self.devices = destination.name, destination.specs
+
+    @property
+    def group(self) -> Any:
+        """The devices that all get each batch, or the ProcessGroup; None for one device."""
+        return self._destination.specs if self._destination.together else self._destination.processes
 
     def _find_order(self) -> Any:
         """What keeps this feed's place; None if its loader does, or nobody. Raises InvalidArgument if nobody can and
@@ -208,7 +212,7 @@ class Feed(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         if self.static:
-            check(self._receivers.engine, self.prefetch_depth)
+            check(self._destination.engine, self.prefetch_depth)
         return self._ways.begin(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -232,31 +236,32 @@ class Feed(Generic[Batch]):
         object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple:
-        device = "auto" if self._receivers.together else self._receivers.name
-        return functools.partial(feed, **self._chosen()), (self.loader, device, self.prefetch_depth)
+        again = functools.partial(feed, **self._chosen())
+        device = self._destination.name if self._destination.is_one_device else self._destination.given
+        return again, (self.loader, device, self.prefetch_depth)
 
     def _chosen(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._options}
+        return {name: getattr(self, name) for name in self._options if name != "group"}
 
     def __repr__(self) -> str:
         dataset = attribute(self.loader, "dataset")
         of = "" if dataset is None else f" of a {type(dataset).__name__}"
         chosen = {name: value for name, value in self._chosen().items() if value is not self._options[name]}
-        options = ["", *(f"{name}={value}" for name, value in chosen.items() if name != "group")]
+        options = ["", *(f"{name}={value}" for name, value in chosen.items())]
         return (
-            f"<penstock.feed of a {type(self.loader).__name__}{of} on {self._receivers.name}, "
+            f"<penstock.feed of a {type(self.loader).__name__}{of} on {self._destination.name}, "
             f"prefetch_depth={self.prefetch_depth}{', '.join(options)}>"
         )
 
     def stats(self) -> FeedStatistics:
         """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading. If
         some batches were gathered natively and others not, it is the account of those like the latest."""
-        return FeedStatistics(self._receivers.name, lambda: self._counted.stats(), lambda: self._counted.timeline())
+        return FeedStatistics(self._destination.name, lambda: self._counted.stats(), lambda: self._counted.timeline())
 
     def device_stats(self) -> list[_core.FeedStatistics]:
         """Of a group of devices, if samples are gathered natively: as Loader.device_stats. If not, `describe()` says
         how many bytes each link has carried, and this is an InvalidArgument."""
-        if not self._receivers.together:
+        if self._destination.group is None:
             raise InvalidArgument("This feed has one device, over its own link: use stats().")
         if self._ways.native.counted is None:
             raise InvalidArgument(
@@ -275,11 +280,11 @@ class Feed(Generic[Batch]):
 
     @functools.cached_property
     def _account(self) -> _core.FeedAccount:
-        return _core.FeedAccount(self._receivers.engine, self.prefetch_depth)
+        return _core.FeedAccount(self._destination.engine, self.prefetch_depth)
 
     @functools.cached_property
     def _ways(self) -> Ways:
-        return Ways(self._receivers)
+        return Ways(self._destination)
 
     @property
     def _sets(self) -> int:
@@ -313,7 +318,7 @@ class Feed(Generic[Batch]):
             self._state = state
 
     def _warn(self) -> None:
-        if not self.sharded and self._receivers.processes is None:  # whose processes need the same samples
+        if not self.sharded and self._destination.processes is None:  # whose processes need the same samples
             _others.warn_unless_sharded(self.loader, "penstock.feed")
         _others.warn_of_lost_accumulation(self.loader, "penstock.feed")
 

@@ -6,14 +6,14 @@ import dataclasses
 import html
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from .. import _core, _others
 from .._checks import whole
-from .._engines import close_at_exit, engine_for, engines_of, group_for, refuse_other_receivers, relays_of
+from .._destination import Destination
+from .._engines import close_at_exit
 from .._errors import Closed, InvalidArgument
-from .._process_group import ProcessGroup
 from .._statistics import FeedStatistics
 from .columns import Samples, fields_of
 from .conversions import convert, field_options, targets_of
@@ -60,14 +60,16 @@ class Loader:
     then raises Closed. For two loops at once, make two Loaders.
 
     - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch. None is a batch size of 1.
-    - `group`: a list of devices in place of `device`, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration
-      gives lists with one batch for each device. Each byte crosses one link, if the devices reach each other's memory.
-      Or a `ProcessGroup`: each of its processes has one device, and all get the same batches. Samplers must then give
-      the same indices in all of them; if they do not, iterating raises Error.
-    - `relay`: a list of other devices, whose links help to feed `device`, or "auto" for all that reach its memory. They
-      pull parts of each batch into buffers of their own, and give way if others use their wires. A neighbour's link is
-      the neighbour's, so nothing is relayed unless this is given. "auto" opens all GPUs that this process sees: see
-      `to_device`. Takes no `residency`.
+    - `device`: as in `to_device`. A list of devices, such as ["cuda:0", "cuda:1"]: each gets every batch, and an
+      iteration gives lists with one batch for each device. Each byte crosses one link, if the devices reach each
+      other's memory. A `ProcessGroup`: each of its processes has one device, and all get the same batches. Samplers
+      must then give the same indices in all of them; if they do not, iterating raises Error.
+      `penstock.relayed("cuda:0", over=["cuda:1"])`: the links of others help to feed a device. They pull parts of each
+      batch into buffers of their own, and give way if others use their wires. A neighbour's link is the neighbour's, so
+      nothing is relayed unless this is given. `over="auto"` opens all GPUs that this process sees. Takes no
+      `residency`.
+    - `group`, `relay`: other spellings of `device`. `group` is a list of devices or a ProcessGroup, and `relay` is
+      `over`.
     - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
       WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
       the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
@@ -132,23 +134,18 @@ class Loader:
         if fields.is_table:  # only the columns that were made of it are kept
             kept, to = fields.build(fields.arrays), targets
         self._arguments = {
-            **dict(data=kept, batch_size=batch_size, shuffle=shuffle, device=device, to=to, scale=scale, shift=shift),
+            **dict(data=kept, batch_size=batch_size, shuffle=shuffle, to=to, scale=scale, shift=shift),
             **dict(seed=seed, drop_last=drop_last, rank=rank, world_size=world_size, distributed=distributed),
             **dict(prefetch_depth=prefetch_depth, residency=residency, device_budget_bytes=device_budget_bytes),
             **dict(tuning=tuning, sampler=sampler, batch_sampler=batch_sampler),
         }
-        processes = group if isinstance(group, ProcessGroup) else None
+        self._destination = destination = Destination(device, group, relay)
+        self._arguments["device"] = destination.given
+        processes = destination.processes
         if processes is not None:
-            processes.refuse(distributed, relay)
-            self._arguments["group"], group = group, None
-        if group is not None:
-            refuse_other_receivers(device, relay)
-            group = list(group) if isinstance(group, Sequence) and not isinstance(group, str) else group
-            self._arguments["group"] = group
-        if relay is not None:
-            relay = list(relay) if isinstance(relay, Iterable) and not isinstance(relay, str) else relay
-            self._arguments["relay"] = relay
-        self._build = fields.build if group is None else lambda each: [fields.build(arrays) for arrays in each]
+            processes.refuse(distributed, None)
+        together = destination.together
+        self._build = (lambda each: [fields.build(arrays) for arrays in each]) if together else fields.build
         self._shares = rank is not None or world_size is not None or distributed or processes is not None
         self.dataset = Samples(fields)
         self.drop_last = bool(drop_last)
@@ -159,28 +156,13 @@ class Loader:
             sampler, batch_sampler, batch_size, self.drop_last, self.dataset, decided
         )
         rank, world_size = share(rank, world_size, distributed)
-        engines = [engine_for(device)] if group is None else engines_of("group", group)
-        receivers = list(engines)
-        native, where = _core.NativeLoader, engines[:1]
-        if group is not None:
-            native, where = _core.NativeGroupLoader, [group_for(engines)]
-        elif processes is not None:
-            native, where = _core.NativeRankLoader, [processes.place(engines[0])]
-        elif others := relays_of(engines[0], relay):
-            engines += others
-            where = [group_for(engines)]  # warns of devices that cannot relay
-            if any(other.reaches(engines[0]) for other in others):
-                native = _core.NativeRelayLoader
-                self._build = lambda each: fields.build(each[0])
-            else:
-                engines = where = receivers
-        self.devices = [engine.spec for engine in engines]
-        self.device = " and ".join(engine.spec for engine in receivers)
+        self.devices = [engine.spec for engine in destination.members]
+        self.device = " and ".join(engine.spec for engine in destination.engines)
         options = field_options(fields, targets, scale, shift)
-        for engine in receivers:
+        for engine in destination.engines:
             _need_bfloat16(engine, options)
-        self._native = native(
-            *where,
+        self._native = _core.NativeLoader(
+            destination.native,
             list(zip(fields.names, fields.arrays, strict=True)),
             options,
             batch_size=self.batch_size,
@@ -261,7 +243,7 @@ class Loader:
         """Of a group, or with relays: the account of the parts that each of `devices` has pulled over its own link.
         `link_bytes` is what the link has carried. The consumer is not your step, but the copies to the devices that
         receive."""
-        if not isinstance(self._native, _core.NativeGroupLoader):
+        if self._destination.group is None:
             raise InvalidArgument("This Loader feeds one device over its own link: use stats().")
         return [self._native.member_stats(member) for member in range(len(self.devices))]
 

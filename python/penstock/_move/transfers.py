@@ -7,18 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
-from .._engines import (
-    engine_for,
-    engine_of_gpu,
-    engines_of,
-    group_for,
-    host_engines,
-    refuse_other_receivers,
-    relays_of,
-    resolve,
-)
+from .._destination import Destination
+from .._engines import engine_for, engine_of_gpu, host_engines, resolve
 from .._errors import InvalidArgument
-from .._process_group import ProcessGroup
 from . import outputs
 from .nests import Expander
 
@@ -44,8 +35,9 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
     arrays. When the call returns, the sources may be changed. Arrays of one call share their memory, which is freed
     with the last of them.
 
-    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. Raises InvalidArgument for an unknown
-    device, TypeError (with the place) for arrays that cannot be sent, OutOfMemory, DeviceError.
+    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. A list of devices, a ProcessGroup, or
+    `penstock.relayed("cuda:0", over=["cuda:1"])` is the same as `group` and `relay`. Raises InvalidArgument for an
+    unknown device, TypeError (with the place) for arrays that cannot be sent, OutOfMemory, DeviceError.
 
     `group`: a list of devices, in place of `device`. Each receives the whole nest, and the result is a list of nests,
     one for each device. The devices are GPUs only, or host devices only. Each pulls a part of the bytes over its own
@@ -69,25 +61,12 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
     all GPUs that this process sees, which costs some hundred MB of memory on each. They may be those of other processes
     of torchrun, which do nothing.
     """
-    if isinstance(group, ProcessGroup):
-        group.refuse(False, relay)
-        engine = engine_for(device)
-        return group.place(engine).send(tree, expander_for(engine)).land()
-    if group is not None:
-        refuse_other_receivers(device, relay)
-        engines = engines_of("group", group)
-        flights = group_for(engines).send(tree, [expander_for(engine) for engine in engines])
-        for flight in flights:
-            flight.release_sources()
-        return [flight.land() for flight in flights]
-    engine = engine_for(device)
-    others = relays_of(engine, relay)
-    if others:
-        flight = group_for([engine, *others]).relay(tree, expander_for(engine))
-    else:
-        flight = engine.send(tree, expander_for(engine))
-    flight.release_sources()
-    return flight.land()
+    destination = Destination(device, group, relay)
+    flights = destination.native.send(tree, [expander_for(engine) for engine in destination.engines])
+    for flight in flights:
+        flight.release_sources()
+    landed = [flight.land() for flight in flights]
+    return landed if destination.together else landed[0]
 
 
 def to_host(tree: Any, *, out: Any = None, pinned: bool = False) -> Any:

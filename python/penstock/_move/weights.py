@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from .. import _core
 from .._checks import numpy_for
-from .._engines import engine_for, engines_of, group_for, refuse_other_receivers, relays_of
+from .._destination import Destination
 from .._errors import InvalidArgument
-from .._process_group import ProcessGroup
 from .._progress import Progress
 from .weight_types import view_of
 
@@ -63,32 +62,19 @@ def load_safetensors(
     """
     paths = _paths(files)
     wanted, rows = (None, {}) if names is None else _names(names)
-    shared, place = None, None
-    if isinstance(group, ProcessGroup):
-        group.refuse(False, relay)
-        engines = [engine_for(device)]
-        place = group.place(engines[0])
-    elif group is not None:
-        refuse_other_receivers(device, relay)
-        engines = engines_of("group", group)
-        shared = group_for(engines)
-    else:
-        engines = [engine_for(device)]
-        others = relays_of(engines[0], relay)
-        shared = group_for([*engines, *others]) if others else None
-    torch = sys.modules.get("torch")
-    if torch is None and not engines[0].is_cuda:
+    destination = Destination(device, group, relay)
+    native, on_gpu = destination.native, destination.engine.is_cuda
+    if "torch" not in sys.modules and not on_gpu:
         numpy_for("Loading to the host without PyTorch")
     try:
-        load = _core.WeightLoad(engines, shared, place, paths, wanted, rows)
-        views = {tensor.name: view_of(tensor, engines[0].is_cuda) for tensor in load.opaque()}
+        load = _core.WeightLoad(native, paths, wanted, rows)
+        views = {tensor.name: view_of(tensor, on_gpu) for tensor in load.opaque()}
         load.start()
     except Exception as error:
-        if place is not None:
-            place.tell(error)
+        native.tell(error)
         raise
     with Progress(lambda seconds: _progress_of(load, seconds)):
-        if place is None:
+        if destination.processes is None:
             _wait(load, load.wait)
         elif not _wait(load, load.fill_with_ranks):
             load.send_all()
@@ -97,7 +83,7 @@ def load_safetensors(
     for tensors in loaded:
         for name, view in views.items():
             tensors[name] = view(tensors[name])
-    return loaded if place is None and group is not None else loaded[0]
+    return loaded if destination.together else loaded[0]
 
 
 def _progress_of(load: _core.WeightLoad, seconds: float) -> str:

@@ -3,14 +3,13 @@
 #include "interpreter_lock.hpp"
 #include "loader/lease_storage.hpp"
 #include "loader/python_batch_sampler.hpp"
-#include "move/engine.hpp"
+#include "move/destination.hpp"
 #include "signals.hpp"
 
-#include <penstock/loader/group_loader.hpp>
+#include <penstock/loader/loader.hpp>
 
 #include <nanobind/nanobind.h>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,13 +23,12 @@ namespace nb = nanobind;
 
 /// A loader for Python, and the batch that it has given if a signal's handler, such as Ctrl-C, raises before
 /// the arrays of the batch are made. That batch comes with the next call. Used under the interpreter's lock.
-template <typename Loader>
 class KeepingLoader {
  public:
   /// The memory of a batch, on each device that receives; none: the end of an epoch.
   using Leases = std::vector<std::shared_ptr<LeaseStorage>>;
 
-  /// `receivers`: the devices that receive.
+  /// `receivers`: of the devices that receive.
   KeepingLoader(Loader loader, std::vector<std::shared_ptr<Engine>> receivers)
       : receivers_(std::move(receivers)), loader_(std::move(loader)) {
     for (const auto& engine : receivers_) {
@@ -95,17 +93,8 @@ class KeepingLoader {
   void restore(const SamplerState& state) {
     drop_and([&] { loader_->restore(state); });
   }
-  /// Goes to `next`, and blocks until nothing reads the data any more before a batch is asked for. The loader
-  /// of a process does not wait for the others here. They begin with start_epoch, which does, unless all of
-  /// the epoch was handed out.
-  void end_epoch(std::uint64_t next) {
-    if constexpr (requires(Loader& loader) { loader.leave_epoch(); }) {
-      drop_and([&] { loader_->leave_epoch(); });
-    } else {
-      start_epoch(next);
-      const Unlocked unlocked;
-      loader_->synchronize();
-    }
+  void leave_epoch() {
+    drop_and([&] { loader_->leave_epoch(); });
   }
   void close() {
     drop_and([&] { loader_->close(); });
@@ -131,12 +120,10 @@ class KeepingLoader {
       const std::size_t i = leases.size();
       leases.push_back(std::make_shared<LeaseStorage>(receivers_[i]->device(), own[i], std::move(batch)));
     };
-    if constexpr (std::same_as<Loader, GroupLoader>) {
-      if (auto batches = loader_->next(streams, &hear_signals)) {
-        for (DeviceBatch& batch : *batches) lease(batch);
-      }
-    } else {
+    if (streams.size() == 1) {
       if (auto batch = loader_->next(streams.front(), &hear_signals)) lease(*batch);
+    } else if (auto batches = loader_->next(streams, &hear_signals)) {
+      for (DeviceBatch& batch : *batches) lease(batch);
     }
     return leases;
   }

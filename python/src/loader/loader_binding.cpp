@@ -1,7 +1,5 @@
 #include "feed/tensor_watch.hpp"
-#include "loader/native_group_loader.hpp"
 #include "loader/native_loader.hpp"
-#include "loader/native_rank_loader.hpp"
 #include "loader/sampler_state.hpp"
 
 #include <penstock/core/dtype.hpp>
@@ -39,146 +37,86 @@ std::vector<FieldOptions> field_options(const std::vector<FieldTuple>& fields) {
   return options;
 }
 
-/// Defines the constructor of a loader for `Devices`, an engine or a group. `make` takes them, the fields,
-/// the options and the mark of NativeLoader.
-template <typename Native, typename Devices, typename Bound, typename Make>
-void define_constructor(Bound& bound, const char* devices_name, Make make) {
-  bound.def(
-      "__init__",
-      [make](Native* self, std::shared_ptr<Devices> devices, const NativeLoader::Arrays& fields,
-             const std::vector<FieldTuple>& field_tuples, std::uint64_t batch_size, bool shuffle,
-             std::uint64_t seed, bool drop_last, const nb::object& batch_sampler, std::uint64_t rank,
-             std::uint64_t world_size, std::size_t prefetch_depth, const std::string& residency,
-             const std::string& gather, unsigned gather_blocks, bool narrow, bool data_may_change,
-             std::size_t device_budget_bytes, std::size_t row_budget_bytes, unsigned threads,
-             const std::string& when_full, const nb::object& mark) {
-        LoaderOptions options;
-        options.batch_size = batch_size;
-        options.shuffle = shuffle;
-        options.seed = seed;
-        options.drop_last = drop_last;
-        if (!batch_sampler.is_none())
-          options.batch_sampler = std::make_shared<PythonBatchSampler>(batch_sampler);
-        options.shard = {rank, world_size, drop_last};
-        options.prefetch_depth = prefetch_depth;
-        options.residency = Residency::parse(residency);
-        options.gather = parse_gather_path(gather);
-        options.gather_blocks = gather_blocks;
-        options.fields = field_options(field_tuples);
-        options.narrow = narrow;
-        options.data_may_change = data_may_change;
-        options.device_budget_bytes = device_budget_bytes;
-        options.row_budget_bytes = row_budget_bytes;
-        options.threads = threads;
-        options.when_full = parse_when_full(when_full);
-        options.ring_grows = mark.is_none();
-        make(self, std::move(devices), fields, std::move(options), mark);
-      },
-      nb::arg(devices_name), nb::arg("fields"), nb::arg("field_options"), nb::kw_only(),
-      nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"),
-      nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
-      nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
-      nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
-      nb::arg("threads"), nb::arg("when_full"), nb::arg("mark") = nb::none());
+/// `mark`: see NativeLoader.
+void make_native(NativeLoader* self, const EngineDestination& destination, const NativeLoader::Arrays& fields,
+                 const std::vector<FieldTuple>& field_tuples, std::uint64_t batch_size, bool shuffle,
+                 std::uint64_t seed, bool drop_last, const nb::object& batch_sampler, std::uint64_t rank,
+                 std::uint64_t world_size, std::size_t prefetch_depth, const std::string& residency,
+                 const std::string& gather, unsigned gather_blocks, bool narrow, bool data_may_change,
+                 std::size_t device_budget_bytes, std::size_t row_budget_bytes, unsigned threads,
+                 const std::string& when_full, const nb::object& mark) {
+  LoaderOptions options;
+  options.batch_size = batch_size;
+  options.shuffle = shuffle;
+  options.seed = seed;
+  options.drop_last = drop_last;
+  if (!batch_sampler.is_none()) options.batch_sampler = std::make_shared<PythonBatchSampler>(batch_sampler);
+  options.shard = {rank, world_size, drop_last};
+  options.prefetch_depth = prefetch_depth;
+  options.residency = Residency::parse(residency);
+  options.gather = parse_gather_path(gather);
+  options.gather_blocks = gather_blocks;
+  options.fields = field_options(field_tuples);
+  options.narrow = narrow;
+  options.data_may_change = data_may_change;
+  options.device_budget_bytes = device_budget_bytes;
+  options.row_budget_bytes = row_budget_bytes;
+  options.threads = threads;
+  options.when_full = parse_when_full(when_full);
+  options.ring_grows = mark.is_none();
+  new (self) NativeLoader(destination, fields, std::move(options), mark);
 }
 
-/// What loaders of one device and of a group have in common.
-template <typename Native>
-void define_loader(nb::class_<Native>& bound) {
-  bound
-      .def(
-          "start_epoch", [](Native& self, std::uint64_t epoch) { self.loader().start_epoch(epoch); },
-          nb::arg("epoch"))
-      .def(
-          "next_into",
-          [](Native& self, nb::list made, const TensorWatch* watch) {
-            if (watch != nullptr && !watch->unchanged()) return false;
-            made.append(self.next());
-            return true;
-          },
-          nb::arg("made"), nb::arg("watch") = nb::none(),
-          "Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of "
-          "`watch` has changed. No signal's handler comes between taking the batch and appending it.")
-      .def(
-          "end_epoch", [](Native& self, std::uint64_t next) { self.loader().end_epoch(next); },
-          nb::arg("next"),
-          "Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.")
-      .def(
-          "state_dict",
-          [](Native& self, bool handed_out) { return to_dict(self.loader().state(handed_out)); },
-          nb::arg("handed_out") = true,
-          "The place after the batches that were given: before the latest one if it is not `handed_out`.")
-      .def(
-          "load_state_dict",
-          [](Native& self, const nb::dict& state) { self.loader().restore(sampler_state(state)); },
-          nb::arg("state"))
-      .def("stats", [](Native& self) { return self.loader()->stats(); })
-      .def("timeline", [](Native& self) { return self.loader()->timeline(); })
-      .def("describe", [](Native& self) { return self.loader()->describe(); })
-      .def_prop_ro("batches_per_epoch", [](Native& self) { return self.loader()->batches_per_epoch(); })
-      .def_prop_ro("samples_per_epoch", [](Native& self) { return self.loader()->samples_per_epoch(); })
-      .def("batches_left", [](Native& self) { return self.loader()->batches_left(); })
-      .def("close", [](Native& self) { self.loader().close(); });
+bool next_into(NativeLoader& self, nb::list made, const TensorWatch* watch) {
+  if (watch != nullptr && !watch->unchanged()) return false;
+  made.append(self.next());
+  return true;
 }
 
 }  // namespace
 
 void bind_loader(nb::module_& module) {
-  nb::class_<NativeLoader> loader(module, "NativeLoader", "The C++ loader; use penstock.Loader.");
-  define_constructor<NativeLoader, Engine>(
-      loader, "engine",
-      [](NativeLoader* self, std::shared_ptr<Engine> engine, const NativeLoader::Arrays& fields,
-         LoaderOptions options, const nb::object& mark) {
-        new (self) NativeLoader(std::move(engine), fields, std::move(options), mark);
-      });
-  loader.def("end_leases", &NativeLoader::end_leases,
-             "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.");
-  define_loader(loader);
-
-  nb::class_<NativeGroupLoader> group(module, "NativeGroupLoader",
-                                      "The C++ loader of a group; use penstock.Loader.");
-  define_constructor<NativeGroupLoader, Group>(
-      group, "group",
-      [](NativeGroupLoader* self, const std::shared_ptr<Group>& devices, const NativeLoader::Arrays& fields,
-         LoaderOptions options,
-         const nb::object& /*mark*/) { new (self) NativeGroupLoader(devices, fields, std::move(options)); });
-  group.def(
-      "member_stats",
-      [](NativeGroupLoader& self, std::size_t member) { return self.loader()->member_stats(member); },
-      nb::arg("member"), "The account of a device's own parts.");
-  define_loader(group);
-
-  nb::class_<NativeRelayLoader, NativeGroupLoader> relay(
-      module, "NativeRelayLoader", "The C++ loader of one device over several links; use penstock.Loader.");
-  define_constructor<NativeRelayLoader, Group>(
-      relay, "group",
-      [](NativeRelayLoader* self, const std::shared_ptr<Group>& devices, const NativeLoader::Arrays& fields,
-         LoaderOptions options,
-         const nb::object& /*mark*/) { new (self) NativeRelayLoader(devices, fields, std::move(options)); });
-
-  nb::class_<GroupBoard>(module, "GroupBoard", "The processes of a group; use penstock.ProcessGroup.")
-      .def(nb::init<std::string, std::size_t, std::size_t, double>(), nb::kw_only(), nb::arg("key"),
-           nb::arg("rank"), nb::arg("processes"), nb::arg("timeout_seconds"));
-  nb::class_<RankOfGroup>(module, "RankOfGroup",
-                          "This process's place in a group; use penstock.ProcessGroup.")
-      .def(nb::init<std::shared_ptr<Engine>, std::shared_ptr<GroupBoard>>(), nb::arg("engine"),
-           nb::arg("group"))
+  nb::class_<NativeLoader>(module, "NativeLoader", "The C++ loader; use penstock.Loader.")
+      .def("__init__", &make_native, nb::arg("destination"), nb::arg("fields"), nb::arg("field_options"),
+           nb::kw_only(), nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"),
+           nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
+           nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
+           nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
+           nb::arg("threads"), nb::arg("when_full"), nb::arg("mark") = nb::none())
       .def(
-          "tell", [](const RankOfGroup& self, nb::handle error) { self.tell(message_of(error)); },
-          nb::arg("error"), "Has the others fail, in place of sending.")
-      .def("send", &RankOfGroup::send, nb::arg("tree").none(), nb::arg("expand"),
-           "Sends an equal nest together with the other processes. Blocks until it is there.");
-  nb::class_<NativeRankLoader> rank(module, "NativeRankLoader",
-                                    "The C++ loader of a process of a group; use penstock.Loader.");
-  define_constructor<NativeRankLoader, RankOfGroup>(
-      rank, "group",
-      [](NativeRankLoader* self, const std::shared_ptr<RankOfGroup>& place,
-         const NativeLoader::Arrays& fields, LoaderOptions options,
-         const nb::object& /*mark*/) { new (self) NativeRankLoader(*place, fields, std::move(options)); });
-  rank.def_prop_ro(
-      "feeds_once", [](NativeRankLoader& self) { return self.loader()->feeds_once(); },
-      "True if each byte crosses one link. False: each process brings whole batches.");
-  define_loader(rank);
+          "start_epoch", [](NativeLoader& self, std::uint64_t epoch) { self.loader().start_epoch(epoch); },
+          nb::arg("epoch"))
+      .def("next_into", &next_into, nb::arg("made"), nb::arg("watch") = nb::none(),
+           "Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of "
+           "`watch` has changed. No signal's handler comes between taking the batch and appending it.")
+      .def(
+          "leave_epoch", [](NativeLoader& self) { self.loader().leave_epoch(); },
+          "Blocks until nothing reads the data any more, before an epoch is started.")
+      .def("end_leases", &NativeLoader::end_leases,
+           "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.")
+      .def(
+          "state_dict",
+          [](NativeLoader& self, bool handed_out) { return to_dict(self.loader().state(handed_out)); },
+          nb::arg("handed_out") = true,
+          "The place after the batches that were given: before the latest one if it is not `handed_out`.")
+      .def(
+          "load_state_dict",
+          [](NativeLoader& self, const nb::dict& state) { self.loader().restore(sampler_state(state)); },
+          nb::arg("state"))
+      .def("stats", [](NativeLoader& self) { return self.loader()->stats(); })
+      .def(
+          "member_stats",
+          [](NativeLoader& self, std::size_t member) { return self.loader()->member_stats(member); },
+          nb::arg("member"), "The account of a device's own parts.")
+      .def("timeline", [](NativeLoader& self) { return self.loader()->timeline(); })
+      .def("describe", [](NativeLoader& self) { return self.loader()->describe(); })
+      .def_prop_ro(
+          "feeds_once", [](NativeLoader& self) { return self.loader()->feeds_once(); },
+          "True if each byte crosses one link. False: each process brings whole batches.")
+      .def_prop_ro("batches_per_epoch", [](NativeLoader& self) { return self.loader()->batches_per_epoch(); })
+      .def_prop_ro("samples_per_epoch", [](NativeLoader& self) { return self.loader()->samples_per_epoch(); })
+      .def("batches_left", [](NativeLoader& self) { return self.loader()->batches_left(); })
+      .def("close", [](NativeLoader& self) { self.loader().close(); });
 
   module.def("default_row_budget", &LoaderOptions::default_row_budget, nb::arg("host_bytes"),
              "The bytes of rows that a loader makes at most on a host with so much memory.");

@@ -104,12 +104,13 @@ FieldReaderPtr read_field(const std::string& name, const nb::object& array) {
   return read_array(std::move(field), memory, keep_alive(owner), allocation);
 }
 
-Loader make_loader(const Engine& engine, Dataset dataset, LoaderOptions options) {
-  engine.refuse_closed();
-  const LinkProfile& profile = engine.profile();
+Loader make_loader(const EngineDestination& destination, Dataset dataset, LoaderOptions options) {
+  destination.refuse_closed();
+  const LinkProfile& profile = destination.engine().profile();
   if (profile.measured) options.profile = profile;
+  Destination to = destination.destination();
   const Unlocked unlocked;
-  return Loader(std::move(dataset), engine.device(), std::move(options));
+  return Loader(std::move(dataset), std::move(to), std::move(options));
 }
 
 std::vector<NativeLoader::ColumnRun> column_runs(const FeedPlan& plan) {
@@ -145,19 +146,29 @@ Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arra
   return Dataset(std::move(readers));
 }
 
-NativeLoader::NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options,
+NativeLoader::NativeLoader(EngineDestination destination, const Arrays& fields, LoaderOptions options,
                            nb::object mark)
-    : engine_(std::move(engine)),
+    : destination_(std::move(destination)),
       mark_(std::move(mark)),
-      loader_(make_loader(*engine_, make_dataset(fields), std::move(options)), {engine_}) {
-  runs_ = column_runs(loader_->plan());
+      loader_(make_loader(destination_, make_dataset(fields), std::move(options)), destination_.engines()) {
+  // In the slots of another destination, columns do not lie as they travel.
+  if (loader_->destination().kind() == Destination::Kind::device) runs_ = column_runs(loader_->plan());
 }
 
 nb::object NativeLoader::next() {
-  engine_->refuse_closed();
-  return loader_.next([&](const auto& leases) {
+  destination_.refuse_closed();
+  return loader_.next([&](const KeepingLoader::Leases& leases) {
+    if (destination_.is_to_all()) return make_all(leases);
     return mark_.is_none() ? make_all(leases.front()) : make_again(leases.front());
   });
+}
+
+nb::list NativeLoader::make_all(const KeepingLoader::Leases& leases) const {
+  nb::list all;
+  for (std::size_t i = 0; i < leases.size(); ++i) {
+    all.append(make_fields(*destination_.engines()[i], leases[i]));
+  }
+  return all;
 }
 
 nb::list NativeLoader::make_all(const std::shared_ptr<LeaseStorage>& storage) const {

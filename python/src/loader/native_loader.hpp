@@ -2,7 +2,7 @@
 
 #include "loader/keeping_loader.hpp"
 #include "loader/lease_storage.hpp"
-#include "move/engine.hpp"
+#include "move/destination.hpp"
 #include "move/fixed_batches.hpp"
 
 #include <penstock/loader/loader.hpp>
@@ -21,7 +21,7 @@ namespace penstock::python {
 /// field that does not fit.
 [[nodiscard]] Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arrays);
 
-/// Loader for Python: batches as lists of arrays.
+/// Loader for Python: batches as lists of arrays; if several devices receive, a list of those, one for each.
 class NativeLoader {
  public:
   using Arrays = std::vector<std::pair<std::string, nb::object>>;
@@ -33,7 +33,8 @@ class NativeLoader {
 
   /// `mark`: batches are the same arrays again and again, one set for each slot of the ring, and each of
   /// these arrays is given to `mark` when it is made. None: new arrays for each batch.
-  NativeLoader(std::shared_ptr<Engine> engine, const Arrays& fields, LoaderOptions options, nb::object mark);
+  /// Only for one device over its own link.
+  NativeLoader(EngineDestination destination, const Arrays& fields, LoaderOptions options, nb::object mark);
 
   /// One array for each field, or None at the end of an epoch. On a GPU later work of PyTorch's current
   /// stream waits for them. On the host device the host blocks until they are there. While it waits, it runs
@@ -43,7 +44,7 @@ class NativeLoader {
   /// longer than prefetch_depth others. Throws InvalidArgument, once, if an array was changed: see
   /// FixedArray. There are new ones in its place then.
   [[nodiscard]] bool end_leases();
-  [[nodiscard]] KeepingLoader<Loader>& loader() noexcept { return loader_; }
+  [[nodiscard]] KeepingLoader& loader() noexcept { return loader_; }
 
  private:
   /// The arrays of batches that lie in a slot of the ring.
@@ -57,8 +58,9 @@ class NativeLoader {
 
   [[nodiscard]] nb::object make(const std::shared_ptr<LeaseStorage>& storage,
                                 const DeviceField& field) const {
-    return make_field(*engine_, storage, field);
+    return make_field(destination_.engine(), storage, field);
   }
+  [[nodiscard]] nb::list make_all(const KeepingLoader::Leases& leases) const;
   /// Makes one tensor of all columns, and takes it apart: that costs a fraction of importing each. The parts
   /// are no views for autograd, so that changing one in place does not count as a change of the others.
   void take_apart(const std::shared_ptr<LeaseStorage>& storage, const ColumnRun& run,
@@ -67,12 +69,12 @@ class NativeLoader {
   /// The same, in the arrays of the slot, if they were made before.
   [[nodiscard]] nb::list make_again(const std::shared_ptr<LeaseStorage>& storage);
 
-  std::shared_ptr<Engine> engine_;
+  EngineDestination destination_;
   std::vector<ColumnRun> runs_;
   nb::object mark_;
   std::vector<FixedLease> fixed_;
   std::uint64_t handed_out_ = 0;
-  KeepingLoader<Loader> loader_;  ///< the last: ends before the rest goes
+  KeepingLoader loader_;  ///< the last: ends before the rest goes
 };
 
 void bind_loader(nb::module_& module);

@@ -107,25 +107,17 @@ FlightToAll Group::send(nb::handle tree, const std::vector<nb::object>& expand, 
   // Arrays for one host device stay in a slot; those for several are copied out of it.
   const FilledSlot* const read_there = engines_.front()->is_cuda() ? slot : nullptr;
   std::vector<Shipment> shipments;
-  shipments.reserve(engines_.size());
-  for (std::size_t i = 0; i < engines_.size(); ++i) {
+  shipments.reserve(expand.size());
+  for (std::size_t i = 0; i < expand.size(); ++i) {
     shipments.push_back(engines_[i]->load(tree, expand[i], false, read_there, nullptr));
   }
   const std::size_t link_bytes = enqueue(shipments, read_there);
   std::vector<Flight> flights;
-  flights.reserve(engines_.size());
-  for (std::size_t i = 0; i < engines_.size(); ++i) {
+  flights.reserve(expand.size());
+  for (std::size_t i = 0; i < expand.size(); ++i) {
     flights.push_back(engines_[i]->finish(std::move(shipments[i]), nullptr));
   }
   return {std::move(flights), link_bytes};
-}
-
-Flight Group::relay(nb::handle tree, nb::handle expand) {
-  refuse_closed();
-  std::vector<Shipment> shipments;
-  shipments.push_back(engines_.front()->load(tree, expand, false, nullptr, nullptr));
-  enqueue(shipments, nullptr);
-  return engines_.front()->finish(std::move(shipments.front()), nullptr);
 }
 
 std::size_t Group::crossings() const {
@@ -209,13 +201,6 @@ void bind_group(nb::module_& module) {
   nb::class_<FlightToAll>(module, "FlightToAll", "A nest on its way to all devices of a group.");
   nb::class_<Group>(module, "Group", "Sends to several devices over the links of all.")
       .def(nb::new_(&Group::open), nb::arg("engines"), nb::arg("cache_directory") = nb::none())
-      .def(
-          "send",
-          [](Group& self, nb::handle tree, const std::vector<nb::object>& expand) {
-            return std::move(self.send(tree, expand).flights());
-          },
-          nb::arg("tree").none(), nb::arg("expand"))
-      .def("relay", &Group::relay, nb::arg("tree").none(), nb::arg("expand"))
       .def("carried", &Group::carried, "Bytes that each device has pulled over its link so far.")
       .def("close", &Group::close);
 }

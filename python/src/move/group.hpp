@@ -45,12 +45,11 @@ class Group {
       std::vector<std::shared_ptr<Engine>> engines,
       const std::optional<std::filesystem::path>& cache_directory);
 
-  /// Feeds all devices once. `expand`: one for each. `slot`: see Engine::send; its arrays go to each device's
-  /// own memory, and it stays taken until all have them.
+  /// Feeds all devices once, or the first one alone, over the links of all. `expand`: one for each that
+  /// receives. `slot`: see Engine::send; its arrays go to each device's own memory, and it stays taken until
+  /// all have them.
   [[nodiscard]] FlightToAll send(nb::handle tree, const std::vector<nb::object>& expand,
                                  const FilledSlot* slot = nullptr);
-  /// Sends to the first device, over the links of all.
-  [[nodiscard]] Flight relay(nb::handle tree, nb::handle expand);
 
   /// Throws Closed after close(), and DeviceError in a forked process.
   void refuse_closed() const;

@@ -20,15 +20,11 @@
 
 namespace penstock::python {
 
-WeightLoad::WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared_ptr<Group> group,
-                       std::shared_ptr<RankOfGroup> ranks, const std::vector<std::filesystem::path>& files,
+WeightLoad::WeightLoad(EngineDestination destination, const std::vector<std::filesystem::path>& files,
                        const std::optional<std::vector<std::string>>& names,
                        const std::map<std::string, WeightRows>& rows)
-    : engines_(std::move(engines)),
-      group_(std::move(group)),
-      ranks_(std::move(ranks)),
-      blocks_(engines_.size()) {
-  for (std::size_t i = 0; i < engines_.size(); ++i) results_.emplace_back();
+    : destination_(std::move(destination)), blocks_(destination_.engines().size()) {
+  results_.resize(blocks_.size());
   const Unlocked unlocked;
   files_ = open_weights(files, names, rows);
 }
@@ -50,15 +46,16 @@ std::vector<WeightTensor> WeightLoad::opaque() const {
 
 std::shared_ptr<Storage> WeightLoad::host_memory(std::size_t bytes) const {
   const Unlocked unlocked;
-  return std::make_shared<HostStorage>(bytes, *engines_.front()->device().host_workers(),
+  return std::make_shared<HostStorage>(bytes, *destination_.engine().device().host_workers(),
                                        WeightFile::kAlignment);
 }
 
 void WeightLoad::start() {
   Torch* const torch = Torch::get();
   std::vector<StreamHandle> current;
-  for (std::size_t i = 0; i < engines_.size(); ++i) {
-    Engine& engine = *engines_[i];
+  const auto& engines = destination_.engines();
+  for (std::size_t i = 0; i < engines.size(); ++i) {
+    Engine& engine = *engines[i];
     engine.reap();
     engine.refuse_closed();
     if (engine.is_cuda() && torch != nullptr) current.push_back(torch->current_stream(engine.index()));
@@ -67,9 +64,9 @@ void WeightLoad::start() {
   if (stays_on_host()) return;
   const Unlocked unlocked;
   for (std::size_t i = 0; i < current.size(); ++i) {
-    streams_.push_back(engines_[i]->device().wrap_stream(current[i]));
+    streams_.push_back(engines[i]->device().wrap_stream(current[i]));
   }
-  if (!ranks_) send_all();
+  if (!destination_.rank()) send_all();
 }
 
 void WeightLoad::send_all() {
@@ -95,11 +92,11 @@ bool WeightLoad::fill_with_ranks() const {
                       [file](std::size_t offset, std::span<std::byte> bytes) { file.read(offset, bytes); }});
   }
   bool filled = false;
-  ranks_->group->use(
+  destination_.rank()->group->use(
       [&](ProcessBoard& board) {
-        filled = fill_ranks(
-            engines_.front()->device(), board, facts, std::move(blocks),
-            {.after = streams_.empty() ? nullptr : &streams_.front(), .profile = ranks_->profile()});
+        filled = fill_ranks(destination_.engine().device(), board, facts, std::move(blocks),
+                            {.after = streams_.empty() ? nullptr : &streams_.front(),
+                             .profile = destination_.rank()->profile()});
       },
       [this] {
         if (stop_) throw Closed("loading was stopped");
@@ -110,15 +107,15 @@ bool WeightLoad::fill_with_ranks() const {
 void WeightLoad::make_tensors(std::size_t device, Torch* torch) {
   for (const WeightFile& file : files_) {
     const std::size_t bytes = std::max(file.bytes(), WeightFile::kAlignment);
-    const auto block =
-        stays_on_host() ? host_memory(bytes) : engines_[device]->allocate(bytes, torch != nullptr);
+    const auto block = stays_on_host() ? host_memory(bytes)
+                                       : destination_.engines()[device]->allocate(bytes, torch != nullptr);
     blocks_[device].push_back(block);
     // Made before anything is read: a library may refuse a type.
     for (const WeightTensor& tensor : file.tensors()) {
       const Leaf leaf =
           tensor.dtype ? describe(*tensor.dtype, tensor.shape) : describe(DType::uint8, {tensor.bytes});
       results_[device][nb::str(tensor.name.data(), tensor.name.size())] =
-          engines_[device]->make(leaf, block, block->data() + tensor.offset, torch != nullptr);
+          destination_.engines()[device]->make(leaf, block, block->data() + tensor.offset, torch != nullptr);
     }
   }
 }
@@ -139,15 +136,16 @@ std::uint64_t WeightLoad::bytes_read() const noexcept {
 }
 
 Transfer WeightLoad::send(std::size_t file, const std::vector<const Stream*>& after) const {
-  if (!group_) {
-    return load_weights(*engines_.front()->engine(), files_[file], blocks_.front()[file]->data(),
+  const auto& group = destination_.group();
+  if (!group) {
+    return load_weights(*destination_.engine().engine(), files_[file], blocks_.front()[file]->data(),
                         {.after = after.empty() ? nullptr : after.front()});
   }
   std::vector<std::byte*> destinations;
   for (const Blocks& blocks : blocks_) destinations.push_back(blocks[file]->data());
-  return destinations.size() == group_->devices().size()
-             ? load_weights(*group_->engine(), files_[file], destinations, {.after = after})
-             : load_weights(*group_->engine(), 0, files_[file], destinations.front(), {.after = after});
+  return destinations.size() == group->devices().size()
+             ? load_weights(*group->engine(), files_[file], destinations, {.after = after})
+             : load_weights(*group->engine(), 0, files_[file], destinations.front(), {.after = after});
 }
 
 void WeightLoad::wait() {
@@ -155,7 +153,7 @@ void WeightLoad::wait() {
   try {
     for (const Transfer& transfer : transfers_) transfer.synchronize();
     if (!stays_on_host()) return;
-    const auto workers = engines_.front()->device().host_workers();
+    const auto workers = destination_.engine().device().host_workers();
     for (std::size_t i = 0; i < files_.size(); ++i) {
       files_[i].read_all(*workers, {blocks_.front()[i]->data(), files_[i].bytes()}, &stop_);
     }
@@ -198,12 +196,11 @@ void bind_weight_load(nb::module_& module) {
   module.def("read_weight_headers", &read_weight_headers, nb::arg("files"), nb::call_guard<Unlocked>(),
              "Reads no tensor.");
   nb::class_<WeightLoad>(module, "WeightLoad", "Loads .safetensors files to devices, in steps.")
-      .def(
-          nb::init<std::vector<std::shared_ptr<Engine>>, std::shared_ptr<Group>, std::shared_ptr<RankOfGroup>,
-                   const std::vector<std::filesystem::path>&, const std::optional<std::vector<std::string>>&,
-                   const std::map<std::string, WeightRows>&>(),
-          nb::arg("engines"), nb::arg("group").none(), nb::arg("ranks").none(), nb::arg("files"),
-          nb::arg("names").none() = nb::none(), nb::arg("rows") = std::map<std::string, WeightRows>())
+      .def(nb::init<EngineDestination, const std::vector<std::filesystem::path>&,
+                    const std::optional<std::vector<std::string>>&,
+                    const std::map<std::string, WeightRows>&>(),
+           nb::arg("destination"), nb::arg("files"), nb::arg("names").none() = nb::none(),
+           nb::arg("rows") = std::map<std::string, WeightRows>())
       .def("opaque", &WeightLoad::opaque,
            "The tensors that will be arrays of bytes, along one axis: those of a type that has no DType.")
       .def_prop_ro("nbytes", &WeightLoad::bytes, "Bytes of all tensors to load.")

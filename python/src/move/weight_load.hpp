@@ -1,8 +1,6 @@
 #pragma once
 
-#include "move/engine.hpp"
-#include "move/group.hpp"
-#include "move/rank_of_group.hpp"
+#include "move/destination.hpp"
 
 #include <penstock/data/weights.hpp>
 
@@ -25,11 +23,8 @@ namespace penstock::python {
 /// signals. It may be dropped at any of them.
 class WeightLoad {
  public:
-  /// Opens the files and reads their headers. `engines`: of the devices that receive. `group`: of these or
-  /// more, whose links carry the bytes; the first receives alone, or all do. Null: one device, its own link.
-  /// `ranks`: other processes, each with a device, load the same. Null: none do.
-  WeightLoad(std::vector<std::shared_ptr<Engine>> engines, std::shared_ptr<Group> group,
-             std::shared_ptr<RankOfGroup> ranks, const std::vector<std::filesystem::path>& files,
+  /// Opens the files and reads their headers. Other processes of the destination load the same.
+  WeightLoad(EngineDestination destination, const std::vector<std::filesystem::path>& files,
              const std::optional<std::vector<std::string>>& names,
              const std::map<std::string, WeightRows>& rows);
   ~WeightLoad();
@@ -60,16 +55,16 @@ class WeightLoad {
 
   [[nodiscard]] std::shared_ptr<Storage> host_memory(std::size_t bytes) const;
   /// True if the file is read into the memory of the results.
-  [[nodiscard]] bool stays_on_host() const { return !group_ && !ranks_ && !engines_.front()->is_cuda(); }
+  [[nodiscard]] bool stays_on_host() const {
+    return !destination_.group() && !destination_.rank() && !destination_.engine().is_cuda();
+  }
   /// Makes the tensors of one device.
   void make_tensors(std::size_t device, Torch* torch);
   [[nodiscard]] Transfer send(std::size_t file, const std::vector<const Stream*>& after) const;
 
   void end_transfers() noexcept;
 
-  const std::vector<std::shared_ptr<Engine>> engines_;
-  const std::shared_ptr<Group> group_;
-  const std::shared_ptr<RankOfGroup> ranks_;
+  const EngineDestination destination_;
   std::vector<WeightFile> files_;
   std::vector<Blocks> blocks_;   ///< of each device
   std::vector<Stream> streams_;  ///< of each device: what comes before
