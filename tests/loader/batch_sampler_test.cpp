@@ -106,63 +106,6 @@ TEST_P(BatchSamplerTest, RunsNoFurtherAheadThanThePrefetchDepth) {
   }
 }
 
-TEST_P(BatchSamplerTest, BatchesAheadAreFilledWhileNobodyAsks) {
-  std::atomic<std::size_t> filled{0};
-  const Dataset data({read_callback({.name = "x", .dtype = DType::uint8, .shape = {1}}, kListedSamples,
-                                    [&](std::uint64_t, std::span<std::byte> sample) {
-                                      ++filled;
-                                      filled.notify_all();
-                                      return sample.size();
-                                    })});
-  Loader loader = make_loader(listed(random_batches(40, 1, 9)), data);
-  for (std::size_t taken = 1; taken <= 30; ++taken) {
-    EXPECT_TRUE(loader.next(*stream_));
-    const std::size_t wanted = taken + loader.options().prefetch_depth;
-    for (std::size_t seen = filled; seen < wanted; seen = filled) filled.wait(seen);
-    EXPECT_EQ(filled, wanted);
-  }
-}
-
-TEST_P(BatchSamplerTest, AnEpochThatIsLeftIsDropped) {
-  const auto first = random_batches(9, 16, 4);
-  const auto third = random_batches(5, 16, 5);
-  const auto sampler =
-      std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, first}, {2, third}});
-  const Dataset data = dataset();
-  Loader loader = make_loader(sampler, data);
-  loader.start_epoch(0);
-  EXPECT_TRUE(sampler->begun.empty()) << "it comes next anyway";
-  EXPECT_TRUE(loader.next(*stream_));
-  loader.start_epoch(1);
-  EXPECT_FALSE(loader.next(*stream_));
-  loader.start_epoch(0);
-  EXPECT_TRUE(loader.next(*stream_));
-  loader.start_epoch(2);
-  expect_batches(data, read_epoch(loader), third);
-  loader.start_epoch(0);
-  expect_batches(data, read_epoch(loader), first);
-  EXPECT_EQ(sampler->begun, (std::vector<std::uint64_t>{0, 1, 0, 2, 0}));
-}
-
-TEST_P(BatchSamplerTest, ItsErrorsComeInTheirPlace) {
-  const auto batches = random_batches(9, 16, 6);
-  const Dataset data = dataset();
-  for (const std::size_t good : {0U, 1U, 5U}) {
-    const auto sampler = listed(batches);
-    sampler->fails_at = good + 1;
-    Loader loader = make_loader(sampler, data);
-    for (std::size_t i = 0; i < good; ++i) {
-      const auto batch = loader.next(*stream_);
-      ASSERT_TRUE(batch);
-      EXPECT_EQ(batch->indices(), batches[i]);
-    }
-    EXPECT_THROW((void)loader.next(*stream_), std::runtime_error);
-    EXPECT_THROW((void)loader.next(*stream_), std::runtime_error) << "until an epoch is begun";
-    loader.start_epoch(0);
-    expect_batches(data, read_epoch(loader), batches);
-  }
-}
-
 TEST_P(BatchSamplerTest, RefusesBatchesThatCannotBeFed) {
   const Dataset data = dataset();
   for (const auto& [indices, text] : unfit_batches()) {
@@ -216,57 +159,6 @@ TEST_P(BatchSamplerTest, RefusesLentBatchesThatCannotBeFed) {
     }
     EXPECT_GE(sampler->returned, 1U);
   }
-}
-
-TEST_P(BatchSamplerTest, RefusesWhatTheSamplerDecides) {
-  const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{});
-  const Dataset data = dataset();
-  for (const LoaderOptions& options :
-       {LoaderOptions{.batch_size = 4, .shuffle = true, .batch_sampler = sampler},
-        {.batch_size = 4, .seed = 1, .batch_sampler = sampler},
-        {.batch_size = 4, .drop_last = true, .batch_sampler = sampler},
-        {.batch_size = 4, .shard = {0, 2}, .batch_sampler = sampler}}) {
-    EXPECT_THROW(Loader(data, *device_, options), InvalidArgument);
-  }
-  Loader loader = make_loader(sampler, data);
-  EXPECT_EQ(loader.batches_per_epoch(), 0U);
-  EXPECT_EQ(loader.samples_per_epoch(), 0U);
-  EXPECT_EQ(loader.batches_left(), 0U);
-  EXPECT_THROW(loader.restore(loader.state()), InvalidArgument);
-}
-
-TEST_P(BatchSamplerTest, StateCountsBatches) {
-  const auto sampler = listed(random_batches(3, 16, 7));
-  const Dataset data = dataset();
-  Loader loader = make_loader(sampler, data);
-  for (std::uint64_t taken = 1; taken <= 3; ++taken) {
-    EXPECT_TRUE(loader.next(*stream_));
-    EXPECT_EQ(loader.state().epoch, 0U);
-    EXPECT_EQ(loader.state().consumed, taken);
-  }
-  EXPECT_FALSE(loader.next(*stream_));
-  EXPECT_EQ(loader.state().epoch, 1U);
-  EXPECT_EQ(loader.state().consumed, 0U);
-}
-
-TEST_P(BatchSamplerTest, WhoeverWaitsGetsTheEpochThatAnotherThreadBegins) {
-  Hold hold;
-  const Dataset data = dataset();
-  const Stream other = device_->create_stream();
-  Loader loader = make_loader(std::make_shared<HeldBatches>(hold), data);
-  std::optional<DeviceBatch> batch;
-  Background waiting([&] { batch = loader.next(other); });
-  hold.wait_for(1);
-  Background starting([&] { loader.start_epoch(5); });
-  starting.wait_until_stuck();
-  hold.let_go();
-  starting.join();
-  waiting.join();
-  ASSERT_TRUE(batch);
-  EXPECT_TRUE(batch->epoch() == 0 || batch->epoch() == 5);
-  EXPECT_EQ(batch->indices(), std::vector<std::uint64_t>{batch->epoch()});
-  const auto next = loader.next(*stream_);
-  EXPECT_EQ(next->epoch(), 5U);
 }
 
 TEST_P(BatchSamplerTest, ThreadsThatShareALoaderGetDifferentBatches) {
@@ -328,13 +220,6 @@ TEST_P(BatchSamplerTest, NothingIsDrawnForAnEpochThatNobodyAsksFor) {
   EXPECT_EQ(sampler->begun, std::vector<std::uint64_t>{0});
 }
 
-TEST_P(BatchSamplerTest, AnInterruptionIsThrownAtOnceAndNothingIsLost) {
-  const Dataset data = dataset();
-  Loader loader = make_loader(std::make_shared<InterruptedBatches>(), data);
-  EXPECT_THROW((void)loader.next(*stream_), BatchSampler::Interrupted) << "the second batch is drawn ahead";
-  expect_batches(data, read_epoch(loader), {{0}, {1}, {2}, {3}});
-}
-
 TEST(DrawnBatchesTest, WhatAnEarlierGenerationGaveOutDoesNotCount) {
   const auto sampler = std::make_shared<ListedBatches>(
       std::map<std::uint64_t, Batches>{{0, {{1}, {2}, {3}}}, {4, {{4}, {5}, {6}, {7}}}});
@@ -353,18 +238,6 @@ TEST(DrawnBatchesTest, WhatAnEarlierGenerationGaveOutDoesNotCount) {
     EXPECT_EQ(sampler->drawn, 2U);
     EXPECT_EQ(sampler->begun.back(), 4U);
   }
-}
-
-TEST_P(BatchSamplerTest, ClosesWhileNothingIsDrawn) {
-  const auto sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{});
-  const Dataset data = dataset();
-  Loader loader = make_loader(sampler, data);
-  const auto waits = [](pid_t thread) { return name_of(thread) == "penstock-loader" && is_asleep(thread); };
-  for (int asleep = 0; asleep < 50; ++asleep) {
-    if (std::ranges::none_of(live_threads(), waits)) asleep = 0;
-  }
-  loader.close();
-  EXPECT_THROW((void)loader.next(*stream_), Closed);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #include "loader/batch_parts.hpp"
-#include "loader/group_loader_fixture.hpp"
+#include "loader/destination_fixture.hpp"
 #include "support/gate.hpp"
 
 #include <penstock/data/rows.hpp>
@@ -119,28 +119,8 @@ TEST(PartSampler, EndsForEachBatchWithoutAPart) {
   EXPECT_EQ(has[1], (std::vector<std::uint64_t>{2, 2, 2, 1, 2}));
 }
 
+class GroupLoaderTest : public DestinationTest {};
 PENSTOCK_GROUP_SUITE(GroupLoaderTest);
-
-TEST_P(GroupLoaderTest, EveryMemberGetsTheBatchesOfALoaderOnOneDevice) {
-  const Dataset data = dataset();
-  for (const std::uint64_t batch : {1, 2, 16, 50, 203, 1000}) {
-    for (const bool shuffle : {false, true}) {
-      LoaderOptions options{.batch_size = batch, .shuffle = shuffle, .seed = 7, .drop_last = batch == 16};
-      if (batch == 50) options.shard = {.rank = 1, .world_size = 3};
-      if (batch < 3) options.prefetch_depth = 5;
-      Loader loader(data, group(), options);
-      Sampler sampler = sampler_of(data, options);
-      EXPECT_EQ(loader.batches_per_epoch(), sampler.batches_per_epoch());
-      for (int epoch = 0; epoch < 2; ++epoch) expect_rest(data, sampler, read_epoch(loader));
-
-      Loader alone(data, plain_[0], options);
-      const auto first = loader.next(streams_);
-      const auto same = alone.next(streams_[0]);
-      EXPECT_EQ(first->size(), size());
-      EXPECT_EQ((*first)[0].field(1).shape, same->field(1).shape);
-    }
-  }
-}
 
 TEST_P(GroupLoaderTest, SamplesWithGapsBetweenThemAreCopiedOnce) {
   constexpr std::size_t kSamples = 203;
@@ -157,40 +137,6 @@ TEST_P(GroupLoaderTest, SamplesWithGapsBetweenThemAreCopiedOnce) {
   EXPECT_TRUE(loader.dataset().is_strided(1));
   Sampler sampler = sampler_of(data, options);
   expect_rest(data, sampler, read_epoch(loader));
-}
-
-TEST_P(GroupLoaderTest, GathersAndDeliversAsALoaderDoes) {
-  const std::size_t samples = 90;
-  const Dataset data({random_field("images", DType::uint8, {3, 8, 8}, samples, 1),
-                      random_field("a", DType::float32, {}, samples, 2),
-                      random_field("b", DType::float32, {2}, samples, 3)});
-  for (const GatherPath path : {GatherPath::automatic, GatherPath::host, GatherPath::zero_copy}) {
-    for (const char* residency : {"none", "0.5", "all"}) {
-      LoaderOptions options{
-          .batch_size = 20, .shuffle = true, .residency = Residency::parse(residency), .gather = path};
-      options.fields = {{.name = "images", .to = DType::float32, .scale = {0.5F}, .shift = {-1.0F}}};
-      Loader group_loader(data, group(), options);
-      Loader alone(data, plain_[0], options);
-      while (const auto batches = group_loader.next(streams_)) {
-        const auto same = alone.next(streams_[0]);
-        ASSERT_TRUE(same.has_value());
-        std::vector<std::vector<std::byte>> expected;
-        for (std::size_t f = 0; f < same->field_count(); ++f) {
-          const DeviceField& field = same->field(f);
-          const Buffer pinned = pinned_[0].allocate(field.bytes);
-          streams_[0].copy(pinned.data(), field.data, field.bytes, CopyDirection::d2h);
-          streams_[0].synchronize();
-          expected.emplace_back(pinned.data(), pinned.data() + field.bytes);
-        }
-        for (const HostBatch& batch : read(*batches)) {
-          for (std::size_t f = 0; f < expected.size(); ++f) {
-            EXPECT_EQ(first_difference(batch.fields[f], expected[f]), -1) << f;
-          }
-        }
-      }
-      EXPECT_FALSE(alone.next(streams_[0]).has_value());
-    }
-  }
 }
 
 TEST_P(GroupLoaderTest, EachByteCrossesOneLink) {
@@ -237,108 +183,6 @@ TEST_P(GroupLoaderTest, UnlikeLinksHaveUnlikeParts) {
   for (std::size_t i = 0; i < size(); ++i) EXPECT_GE(loader.member_stats(i).link_bytes, 1200u * 64);
   links.measured->members.pop_back();
   EXPECT_THROW(Loader(data, Destination(group(), links), options), InvalidArgument);
-}
-
-TEST_P(GroupLoaderTest, GoesOnWhereAStateWasTaken) {
-  const Dataset data = dataset();
-  const LoaderOptions options{.batch_size = 16, .shuffle = true, .seed = 3};
-  Loader loader(data, group(), options);
-  for (int i = 0; i < 5; ++i) (void)read(*loader.next(streams_));
-  const SamplerState state = loader.state();
-  EXPECT_EQ(state.consumed, 5u * 16);
-  EXPECT_EQ(loader.batches_left(), 8u);
-  Sampler sampler = sampler_of(data, options);
-  sampler.restore(state);
-  expect_rest(data, sampler, read_epoch(loader), 5);
-  EXPECT_EQ(loader.state(), sampler.state());
-
-  // The same loader goes back, another one goes there, and so does a loader on one device.
-  loader.restore(state);
-  sampler.restore(state);
-  expect_rest(data, sampler, read_epoch(loader), 5);
-  Loader other(data, group(), {.batch_size = 7, .shuffle = true, .seed = 3});
-  other.restore(state);
-  Sampler sevens(data.sample_count(), {.shuffle = true, .seed = 3, .batch_size = 7});
-  sevens.restore(state);
-  const std::uint64_t before = sevens.batches_per_epoch() - sevens.batches_left();
-  expect_rest(data, sevens, read_epoch(other), before);
-  Loader alone(data, plain_[0], options);
-  alone.restore(state);
-  EXPECT_EQ(alone.state(), state);
-
-  loader.start_epoch(9);
-  sampler.start_epoch(9);
-  expect_rest(data, sampler, read_epoch(loader));
-  (void)loader.next(streams_);
-  loader.start_epoch(10);  // which has begun
-  expect_rest(data, sampler, read_epoch(loader));
-}
-
-TEST_P(GroupLoaderTest, LeasesAreLikeThoseOfOneDevice) {
-  const Dataset data = dataset(220);
-  Loader loader(data, group(), {.batch_size = 20, .shuffle = true});
-  std::vector<std::vector<DeviceBatch>> kept;
-  while (auto batches = loader.next(streams_)) {
-    // Leases of one batch end one by one.
-    if (kept.size() == 3 && kept[1].front().index() == 1) {
-      for (DeviceBatch& batch : kept[1]) batch.release();
-      kept.erase(kept.begin() + 1);
-    }
-    kept.push_back(*std::move(batches));
-  }
-  EXPECT_EQ(kept.size(), 10u);  // more than the ring begins with; one was dropped
-  for (const auto& batches : kept) {
-    const std::vector<std::uint64_t> indices = batches[0].indices();
-    expect_batch(data, read(batches), 0, batches[0].index(), indices);
-  }
-}
-
-TEST_P(GroupLoaderTest, ASlotIsNotRefilledBeforeTheWorkOnItIsDone) {
-  const Dataset data({random_field("images", DType::uint8, {100}, 600, 1)});
-  for (std::size_t held = 0; held < size(); ++held) {
-    Loader loader(data, group(), {.batch_size = 30, .prefetch_depth = 1, .ring_grows = false});
-    GatedStream gate(plain_[held]);
-    auto batches = loader.next(streams_);
-    const std::vector<std::uint64_t> indices = (*batches)[0].indices();
-    const DeviceField field = (*batches)[held].field(0);
-    const Buffer there = pinned_[held].allocate(field.bytes);
-    (*batches)[held].use_on(gate.stream());
-    gate.stream().copy(there.data(), field.data, field.bytes, CopyDirection::d2h);
-    batches.reset();
-    // Further batches on the others' streams, of which the slot would be one.
-    std::vector<std::optional<std::vector<DeviceBatch>>> later;
-    for (int i = 0; i < 4; ++i) later.push_back(loader.next(streams_)), later.back().reset();
-    gate.open();
-    gate.stream().synchronize();
-    std::vector<std::byte> expected(field.bytes);
-    data.gather(0, indices, expected);
-    EXPECT_EQ(first_difference(std::span(there.data(), field.bytes), expected), -1) << held;
-    for (const Stream& stream : streams_) stream.synchronize();
-  }
-}
-
-TEST_P(GroupLoaderTest, IfOneMembersSlotsAreHeldTheErrorNamesThem) {
-  const Dataset data = dataset();
-  for (std::size_t holder = 0; holder < size(); ++holder) {
-    Loader loader(data, group(),
-                  {.batch_size = 10, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail});
-    std::vector<DeviceBatch> kept;
-    const auto keep_all = [&] {
-      for (;;) {
-        auto batches = loader.next(streams_);
-        kept.push_back(std::move((*batches)[holder]));
-      }
-    };
-    EXPECT_THROW(keep_all(), OutOfMemory);
-    EXPECT_EQ(kept.size(), 2u);
-    EXPECT_THROW((void)loader.next(streams_), OutOfMemory);
-    // The batch that others have is not lost.
-    kept.clear();
-    const auto next = loader.next(streams_);
-    std::vector<std::uint64_t> indices(10);
-    std::iota(indices.begin(), indices.end(), 20);
-    expect_batch(data, read(*next), 0, 2, indices);
-  }
 }
 
 // Member 0 has the batch, and the last member's slots are all held.
@@ -444,119 +288,6 @@ TEST_P(GroupLoaderTest, ABatchThatStaysIsThereOnOtherStreams) {
   expect_batch(data, read(*loader.next(streams_)), 0, 2, indices);
 }
 
-TEST_P(GroupLoaderTest, GoesElsewhereBeforeThereIsAPart) {
-  std::promise<void> may_go;
-  const auto gate = may_go.get_future().share();
-  const auto reader = random_field("slow", DType::uint8, {8}, 100, 1);
-  const Dataset data(
-      {read_callback(reader->field(), 100, [&, gate](std::uint64_t index, std::span<std::byte> to) {
-        gate.wait();
-        reader->gather(std::span(&index, 1), to, StoreKind::cached);
-        return to.size();
-      })});
-  const LoaderOptions options{.batch_size = 10, .shuffle = true};
-  Loader loader(data, group(), options);
-  SamplerState place = loader.state();
-  place.consumed = 50;
-  auto restored = std::async(std::launch::async, [&] { loader.restore(place); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  may_go.set_value();
-  restored.get();
-  Sampler sampler = sampler_of(data, options);
-  sampler.restore(place);
-  expect_rest(data, sampler, read_epoch(loader), 5);
-}
-
-TEST_P(GroupLoaderTest, AFailedBatchGivesItsSlotBack) {
-  const Dataset data = dataset();
-  const LoaderOptions options{.batch_size = 20, .prefetch_depth = 1, .ring_grows = false};
-  Loader loader(data, group(), options);
-  Sampler sampler = sampler_of(data, options);
-  const auto go_on = [&] {
-    for (int i = 0; i < 20; ++i) {
-      if (const auto batches = loader.next(streams_)) (void)read(*batches);
-    }
-  };
-  for (std::uint64_t turn = 1; turn < 5; ++turn) {
-    // A copy of a part into the last member's slot, or one of a loader.
-    faulty_[0]->fail(Entry::copy, turn);
-    EXPECT_THROW(go_on(), DeviceError);
-    faulty_[0]->heal();
-    loader.start_epoch(turn);
-    sampler.start_epoch(turn);
-    expect_rest(data, sampler, read_epoch(loader));
-  }
-}
-
-TEST_P(GroupLoaderTest, ClosesOnceItsCopiesAreDone) {
-  const Dataset data = dataset();
-  Loader loader(data, group(), {.batch_size = 20, .prefetch_depth = 1, .ring_grows = false});
-  GatedStream gate(plain_[0]);
-  {
-    auto batches = loader.next(streams_);
-    batches->front().use_on(gate.stream());
-  }
-  (void)loader.next(streams_);
-  const auto third = loader.next(streams_);  // in the slots of the first
-  auto closed = std::async(std::launch::async, [&] { loader.close(); });
-  EXPECT_EQ(closed.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
-  gate.open();
-  closed.get();
-}
-
-TEST_P(GroupLoaderTest, AnErrorOfTheDataIsThrownUntilTheLoaderGoesElsewhere) {
-  std::atomic<bool> broken{true};
-  const auto reader = random_field("images", DType::uint8, {100}, 200, 1);
-  const Dataset data({read_callback(reader->field(), 200, [&](std::uint64_t index, std::span<std::byte> to) {
-    if (index == 77 && broken) throw InvalidArgument("sample 77 is broken");
-    reader->gather(std::span(&index, 1), to, StoreKind::cached);
-    return to.size();
-  })});
-  const LoaderOptions options{.batch_size = 20};
-  Loader loader(data, group(), options);
-  for (int i = 0; i < 3; ++i) (void)read(*loader.next(streams_));
-  for (int i = 0; i < 3; ++i) EXPECT_THROW((void)loader.next(streams_), Error);
-  broken = false;
-  loader.start_epoch(0);
-  Sampler sampler = sampler_of(data, options);
-  expect_rest(data, sampler, read_epoch(loader));
-}
-
-TEST_P(GroupLoaderTest, AFailureOfOneMemberReachesAllAndLeavesNothingBehind) {
-  const Dataset data = dataset();
-  const LoaderOptions options{.batch_size = 20, .shuffle = true};
-  for (std::size_t broken = 0; broken < size(); ++broken) {
-    for (const Entry entry : {Entry::copy, Entry::event_record, Entry::stream_wait_event}) {
-      for (const std::size_t nth : {1u, 4u, 9u}) {
-        {
-          Loader loader(data, group(), options);
-          (void)read(*loader.next(streams_));
-          faulty_[broken]->fail(entry, nth, FaultyBackend::kForever);
-          const auto go_on = [&] {
-            for (int i = 0; i < 100; ++i) {
-              if (const auto batches = loader.next(streams_)) (void)read(*batches);
-            }
-          };
-          EXPECT_THROW(go_on(), DeviceError) << static_cast<int>(entry) << " " << nth;
-          EXPECT_THROW((void)loader.next(streams_), DeviceError);
-          for (const auto& one : faulty_) one->heal();
-          // Its slots may be lost, but what it gives is right.
-          loader.start_epoch(5);
-          Sampler sampler = sampler_of(data, options);
-          sampler.start_epoch(5);
-          try {
-            std::vector<HostBatches> batches;
-            while (const auto batch = loader.next(streams_)) batches.push_back(read(*batch));
-            expect_rest(data, sampler, batches);
-          } catch (const OutOfMemory&) {
-          }
-        }
-        EXPECT_EQ(live(), std::vector<LiveHandles>(size()));
-      }
-    }
-  }
-}
-
 // What members had read ahead for the place before is not taken for the new one.
 TEST_P(GroupLoaderTest, AFailureOfTheFirstBatchLeavesNoPartsOfIt) {
   const Dataset data = dataset();
@@ -578,93 +309,6 @@ TEST_P(GroupLoaderTest, AFailureOfTheFirstBatchLeavesNoPartsOfIt) {
   }
 }
 
-TEST_P(GroupLoaderTest, ManyThreadsMayAskWhileTheLoaderGoesElsewhere) {
-  const Dataset data = dataset(120);
-  const LoaderOptions options{.batch_size = 8, .shuffle = true};
-  Loader loader(data, group(), options);
-  std::atomic<bool> over{false};
-  std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 2; ++t) {
-    threads.emplace_back([&] {
-      std::vector<Stream> streams;
-      for (const Device& device : plain_) streams.push_back(device.create_stream());
-      while (!over) {
-        const auto batches = loader.next(streams);
-        if (!batches) continue;
-        for (const DeviceBatch& batch : *batches) {
-          const DeviceBatch& first = batches->front();
-          if (batch.epoch() != first.epoch() || batch.index() != first.index()) ++wrong;
-          if (batch.indices() != first.indices()) ++wrong;
-        }
-      }
-      for (const Stream& stream : streams) stream.synchronize();
-    });
-  }
-  for (std::uint64_t i = 0; i < 30; ++i) {
-    if (i % 3 == 0) {
-      loader.restore(loader.state());
-    } else {
-      loader.start_epoch(i);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  over = true;
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(wrong, 0);
-  loader.start_epoch(100);
-  Sampler sampler = sampler_of(data, options);
-  sampler.start_epoch(100);
-  expect_rest(data, sampler, read_epoch(loader));
-}
-
-TEST_P(GroupLoaderTest, ClosesWhileSomebodyWaits) {
-  std::promise<void> asked;
-  std::promise<void> may_go;
-  auto gate = may_go.get_future().share();
-  std::atomic<bool> first{true};
-  const Dataset data({read_callback({.name = "slow", .dtype = DType::uint8, .shape = {8}}, 64,
-                                    [&](std::uint64_t, std::span<std::byte> to) {
-                                      if (first.exchange(false)) asked.set_value();
-                                      gate.wait();
-                                      return to.size();
-                                    })});
-  auto loader = std::make_unique<Loader>(data, group(), LoaderOptions{.batch_size = 16});
-  asked.get_future().wait();
-  struct GiveUp {};
-  int questions = 0;
-  const auto give_up = [&] {
-    if (++questions == 2) throw GiveUp{};
-  };
-  EXPECT_THROW((void)loader->next(streams_, give_up), GiveUp);
-  auto waiting = std::async(std::launch::async, [&] { return loader->next(streams_); });
-  auto closing = std::async(std::launch::async, [&] { loader->close(); });
-  may_go.set_value();
-  closing.get();
-  try {
-    (void)waiting.get();  // it may have got one just before
-  } catch (const Closed&) {
-  }
-  EXPECT_THROW((void)loader->next(streams_), Closed);
-  EXPECT_THROW(loader->start_epoch(1), Closed);
-  loader.reset();
-  EXPECT_EQ(live(), std::vector<LiveHandles>(size()));
-}
-
-TEST_P(GroupLoaderTest, HeldBatchesOutliveTheLoader) {
-  const Dataset data = dataset();
-  std::optional<std::vector<DeviceBatch>> kept;
-  {
-    Loader loader(data, group(), {.batch_size = 30});
-    kept = loader.next(streams_);
-  }
-  std::vector<std::uint64_t> indices(30);
-  std::iota(indices.begin(), indices.end(), 0);
-  expect_batch(data, read(*kept), 0, 0, indices);
-  kept.reset();
-  EXPECT_EQ(live(), std::vector<LiveHandles>(size()));
-}
-
 TEST_P(GroupLoaderTest, MembersThatDoNotReachEachOtherPullForThemselves) {
   const Dataset data = dataset();
   const LoaderOptions options{.batch_size = 25, .shuffle = true};
@@ -678,12 +322,9 @@ TEST_P(GroupLoaderTest, MembersThatDoNotReachEachOtherPullForThemselves) {
 TEST_P(GroupLoaderTest, RefusesWhatHasNoMeaning) {
   const Dataset data = dataset();
   EXPECT_THROW(Loader(data, group(), {.data_may_change = true}), InvalidArgument);
-  EXPECT_THROW(Loader(data, group(), {.batch_size = 0}), InvalidArgument);
-  EXPECT_THROW(Loader(data, group(), {.fields = {{.name = "nobody"}}}), InvalidArgument);
   GroupLinks links;
   links.profiles.resize(size() + 1);
-  EXPECT_THROW(Loader(data, Destination(group(), links)), InvalidArgument);
-  EXPECT_THROW(Loader(data, group(), {.batch_size = 100, .device_budget_bytes = 1000}), OutOfMemory);
+  EXPECT_THROW(Destination(group(), links), InvalidArgument);
   Loader loader(data, group(), {.batch_size = 4});
   EXPECT_THROW((void)loader.next(std::span(streams_).first(1)), InvalidArgument);
   EXPECT_EQ(loader.describe().size(), 4u);

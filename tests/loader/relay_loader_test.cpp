@@ -1,6 +1,6 @@
 // A loader that feeds one device over the links of several.
 
-#include "loader/group_loader_fixture.hpp"
+#include "loader/destination_fixture.hpp"
 #include "loader/listed_batches.hpp"
 #include "loader/relay_watch.hpp"
 #include "support/gate.hpp"
@@ -13,7 +13,7 @@ namespace penstock::testing {
 namespace {
 
 /// A group whose member `receiver_` alone gets the batches.
-class RelayLoaderTest : public GroupLoaderTest {
+class RelayLoaderTest : public DestinationTest {
  protected:
   [[nodiscard]] Loader relay(const Dataset& data, const LoaderOptions& options, GroupLinks links = {}) const {
     return Loader(data, Destination::relayed(group(), receiver_, std::move(links)), options);
@@ -42,21 +42,6 @@ class RelayLoaderTest : public GroupLoaderTest {
 };
 PENSTOCK_GROUP_SUITE(RelayLoaderTest);
 
-TEST_P(RelayLoaderTest, TheReceiverGetsTheBatchesOfALoaderOnIt) {
-  const Dataset data = dataset();
-  bool shuffle = false;
-  for (receiver_ = 0; receiver_ < size(); ++receiver_) {
-    for (const std::uint64_t batch : {1, 2, 16, 50, 1000}) {
-      shuffle = !shuffle;
-      LoaderOptions options{.batch_size = batch, .shuffle = shuffle, .seed = 7, .drop_last = batch == 16};
-      if (batch == 50) options.shard = {.rank = 1, .world_size = 3};
-      Loader loader = relay(data, options);
-      Sampler sampler = sampler_of(data, options);
-      for (int epoch = 0; epoch < 2; ++epoch) expect_rest(data, sampler, read_epoch(loader));
-    }
-  }
-}
-
 TEST_P(RelayLoaderTest, EachByteCrossesOneLinkAndAllLinksCarry) {
   const std::size_t samples = 4000;
   const Dataset data({random_field("images", DType::uint8, {64}, samples, 1)});
@@ -79,119 +64,6 @@ TEST_P(RelayLoaderTest, EachByteCrossesOneLinkAndAllLinksCarry) {
   const std::string links = loader.describe().back();
   for (const Device& device : plain_) EXPECT_NE(links.find(device.info().spec), std::string::npos) << links;
   EXPECT_EQ(links.find(" 0 B"), std::string::npos) << links;
-}
-
-TEST_P(RelayLoaderTest, WidensAndScalesOnTheWay) {
-  const Dataset data(
-      {random_field("images", DType::uint8, {3, 8, 8}, 90, 1), random_field("a", DType::float32, {}, 90, 2)});
-  LoaderOptions options{.batch_size = 20, .shuffle = true};
-  options.fields = {{.name = "images", .to = DType::float32, .scale = {0.5F}, .shift = {-1.0F}}};
-  Loader loader = relay(data, options);
-  Loader alone(data, plain_[receiver_], options);
-  while (const auto batches = loader.next(stream())) {
-    std::vector<DeviceBatch> same;
-    same.push_back(alone.next(streams_[receiver_]).value());
-    EXPECT_EQ(read(*batches, receiver_)[0].fields, read(same, receiver_)[0].fields);
-  }
-  EXPECT_FALSE(alone.next(streams_[receiver_]).has_value());
-}
-
-TEST_P(RelayLoaderTest, GoesOnWhereAStateWasTaken) {
-  const Dataset data = dataset();
-  const LoaderOptions options{.batch_size = 16, .shuffle = true, .seed = 3};
-  Loader loader = relay(data, options);
-  for (int i = 0; i < 5; ++i) (void)next(loader);
-  const SamplerState state = loader.state();
-  EXPECT_EQ(state.consumed, 5u * 16);
-  Sampler sampler = sampler_of(data, options);
-  for (int turn = 0; turn < 2; ++turn) {
-    loader.restore(state);
-    sampler.restore(state);
-    expect_rest(data, sampler, read_epoch(loader), 5);
-    EXPECT_EQ(loader.state(), sampler.state());
-  }
-  Loader alone(data, plain_[0], options);
-  alone.restore(state);
-  Loader other = relay(data, options);
-  other.restore(alone.state());
-  sampler.restore(state);
-  expect_rest(data, sampler, read_epoch(other), 5);
-  loader.start_epoch(9);
-  sampler.start_epoch(9);
-  expect_rest(data, sampler, read_epoch(loader));
-}
-
-TEST_P(RelayLoaderTest, LeasesAreLikeThoseOfALoader) {
-  const Dataset data = dataset(220);
-  {
-    Loader loader = relay(data, {.batch_size = 20, .shuffle = true});
-    std::vector<std::vector<DeviceBatch>> kept;
-    while (auto batches = loader.next(stream())) kept.push_back(*std::move(batches));
-    EXPECT_EQ(kept.size(), 11u);  // more than the ring begins with
-    for (const auto& batches : kept) {
-      const std::vector<std::uint64_t> indices = batches[0].indices();
-      expect_batch(data, read(batches, receiver_), 0, batches[0].index(), indices);
-    }
-  }
-  Loader loader =
-      relay(data, {.batch_size = 20, .prefetch_depth = 1, .ring_grows = false, .when_full = WhenFull::fail});
-  std::vector<DeviceBatch> kept;
-  for (int i = 0; i < 2; ++i) kept.push_back(next(loader).value());
-  EXPECT_THROW((void)loader.next(stream()), OutOfMemory);
-  kept.clear();
-  EXPECT_EQ(next(loader)->index(), 2u);
-}
-
-TEST_P(RelayLoaderTest, ASlotIsNotRefilledBeforeTheWorkOnItIsDone) {
-  const Dataset data({random_field("images", DType::uint8, {100}, 600, 1)});
-  Loader loader = relay(data, {.batch_size = 30, .prefetch_depth = 1, .ring_grows = false});
-  GatedStream gate(plain_[receiver_]);
-  auto batch = next(loader);
-  const std::vector<std::uint64_t> indices = batch->indices();
-  const DeviceField field = batch->field(0);
-  const Buffer there = pinned_[receiver_].allocate(field.bytes);
-  batch->use_on(gate.stream());
-  gate.stream().copy(there.data(), field.data, field.bytes, CopyDirection::d2h);
-  batch.reset();
-  for (int i = 0; i < 4; ++i) (void)next(loader);
-  gate.open();
-  gate.stream().synchronize();
-  std::vector<std::byte> expected(field.bytes);
-  data.gather(0, indices, expected);
-  EXPECT_EQ(first_difference(std::span(there.data(), field.bytes), expected), -1);
-  streams_[receiver_].synchronize();
-}
-
-TEST_P(RelayLoaderTest, AFailureOfAPeerIsThrownUntilTheLoaderGoesElsewhere) {
-  const Dataset data = dataset();
-  const LoaderOptions options{.batch_size = 20, .shuffle = true};
-  for (std::size_t broken = 0; broken < size(); ++broken) {
-    for (const Entry entry : {Entry::copy, Entry::event_record, Entry::stream_wait_event}) {
-      for (const std::size_t nth : {1u, 4u, 9u}) {
-        {
-          Loader loader = relay(data, options);
-          (void)next(loader);
-          faulty_[broken]->fail(entry, nth, FaultyBackend::kForever);
-          const auto go_on = [&] {
-            for (int i = 0; i < 100; ++i) {
-              if (const auto batches = loader.next(stream())) (void)read(*batches, receiver_);
-            }
-          };
-          EXPECT_THROW(go_on(), DeviceError) << static_cast<int>(entry) << " " << nth;
-          EXPECT_THROW((void)loader.next(stream()), DeviceError);
-          faulty_[broken]->heal();
-          loader.start_epoch(5);
-          Sampler sampler = sampler_of(data, options);
-          sampler.start_epoch(5);
-          try {
-            expect_rest(data, sampler, read_epoch(loader));
-          } catch (const OutOfMemory&) {  // all its slots may be lost
-          }
-        }
-        EXPECT_EQ(live(), std::vector<LiveHandles>(size()));
-      }
-    }
-  }
 }
 
 TEST_P(RelayLoaderTest, APeerWithoutMemorySitsOut) {

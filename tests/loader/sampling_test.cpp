@@ -94,22 +94,6 @@ TEST_P(LoaderSampling, SeveralThreadsListTheSamplesOfALargeBatch) {
   }
 }
 
-TEST_P(LoaderSampling, TheSameLoaderGoesBack) {
-  const Dataset dataset({random_field("x", DType::uint8, {9}, 40, 2)});
-  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .prefetch_depth = 3});
-  const auto order = order_of(40, 0, true, 0);
-  const auto head = take(loader, dataset, 2);
-  const SamplerState state = loader.state();
-  const auto kept = loader.next(*stream_);
-  const auto expected = take(loader, dataset, kAll);
-  loader.restore(state);
-  const auto again = take(loader, dataset, 1);
-  EXPECT_EQ(again, std::vector(order.begin() + 16, order.begin() + 24));
-  EXPECT_EQ(take(loader, dataset, kAll), expected);
-  EXPECT_EQ(read(*kept).indices, again) << "what is held stays";
-  expect_stored(dataset, read_epoch(loader));
-}
-
 TEST_P(LoaderSampling, EveryRankGoesOnAtAnotherWorldSize) {
   constexpr std::uint64_t kSamples = 101;
   const Dataset dataset({random_field("x", DType::uint8, {5}, kSamples, 3)});

@@ -6,16 +6,48 @@
 #include <penstock/loader/loader.hpp>
 #include <penstock/transfer/destination.hpp>
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock::testing {
 
-/// A group, a consumer's stream on each of its devices, and a way to look into batches.
-class GroupLoaderTest : public GroupTest {
+/// A device, a rank that is alone in its group, all devices of a group, and one that the others relay to.
+inline std::vector<GroupCase> destination_cases() {
+  using Kind = Destination::Kind;
+  std::vector<GroupCase> cases = group_cases();
+  for (GroupCase each : group_cases()) {
+    if (each.name == "HostSlowPeers") continue;
+    each.name += "Relayed";
+    each.kind = Kind::relayed;
+    cases.push_back(std::move(each));
+  }
+  for (const auto& [kind, suffix] : {std::pair{Kind::device, "Alone"}, {Kind::rank, "Rank"}}) {
+    for (GroupCase each : group_cases()) {
+      if (each.name.starts_with("HostSlow")) continue;
+      each.name += suffix;
+      each.kind = kind;
+      each.specs.resize(1);
+      cases.push_back(std::move(each));
+    }
+  }
+  return cases;
+}
+
+#define PENSTOCK_DESTINATION_SUITE(Suite)                                                          \
+  INSTANTIATE_TEST_SUITE_P(, Suite, ::testing::ValuesIn(::penstock::testing::destination_cases()), \
+                           [](const auto& each) { return each.param.name; })
+
+/// The destination of a case, a consumer's stream on each of its devices, and a way to look into batches.
+class DestinationTest : public GroupTest {
  protected:
-  /// What a batch holds on each member.
+  /// What a batch holds on each receiver.
   using HostBatches = std::vector<HostBatch>;
 
   void SetUp() override {
@@ -31,6 +63,26 @@ class GroupLoaderTest : public GroupTest {
                     as_callback(random_field("read", DType::float32, {5}, samples, 3))});
   }
   [[nodiscard]] DeviceGroup group() const { return DeviceGroup(devices_); }
+  [[nodiscard]] Destination destination() const {
+    switch (GetParam().kind) {
+      case Destination::Kind::group:
+        return group();
+      case Destination::Kind::relayed:
+        return Destination::relayed(group());
+      case Destination::Kind::device:
+        return devices_[0];
+      case Destination::Kind::rank:
+        break;
+    }
+    static std::atomic<int> ranks{0};
+    const std::string key = "alone " + std::to_string(getpid()) + " " + std::to_string(++ranks);
+    return Destination::rank(devices_[0], {.meeting = {.key = key, .processes = 1}});
+  }
+  [[nodiscard]] bool is_group() const { return GetParam().kind == Destination::Kind::group; }
+  /// Of the devices that receive.
+  [[nodiscard]] std::span<const Stream> consumers() const {
+    return std::span(streams_).first(is_group() ? size() : 1);
+  }
 
   /// Copies each member's batch out on its stream, and then poisons it, so that old bytes in a slot would
   /// show. `first`: the member of the first batch.
@@ -61,7 +113,7 @@ class GroupLoaderTest : public GroupTest {
 
   std::vector<HostBatches> read_epoch(Loader& loader) {
     std::vector<HostBatches> batches;
-    while (const auto batch = loader.next(streams_)) batches.push_back(read(*batch));
+    while (const auto batch = loader.next(consumers())) batches.push_back(read(*batch));
     return batches;
   }
 
@@ -71,12 +123,12 @@ class GroupLoaderTest : public GroupTest {
     for (std::size_t i = 0; i < all.size(); ++i) {
       EXPECT_EQ(all[i].epoch, epoch);
       EXPECT_EQ(all[i].index, index);
-      ASSERT_EQ(all[i].indices, indices) << "member " << i;
+      ASSERT_EQ(all[i].indices, indices) << "receiver " << i;
       for (std::size_t f = 0; f < data.field_count(); ++f) {
         std::vector<std::byte> expected(indices.size() * data.sample_bytes(f));
         data.gather(f, indices, expected);
         EXPECT_EQ(first_difference(all[i].fields[f], expected), -1)
-            << "member " << i << ", epoch " << epoch << ", batch " << index << ", field " << f;
+            << "receiver " << i << ", epoch " << epoch << ", batch " << index << ", field " << f;
       }
     }
   }
