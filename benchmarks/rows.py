@@ -112,7 +112,10 @@ def step(contender: str, most: float) -> Callable[[Any], Cell]:
     """The longest of the steps that a consumer took beside a feed of images."""
 
     def read(part: Any) -> Cell:
-        longest = max(figures(part, "images", contender)["steps"], key=lambda each: each["alone_ms"])
+        steps = figures(part, "images", contender)["steps"]
+        if not steps:
+            raise KeyError("steps")
+        longest = max(steps, key=lambda each: each["alone_ms"])
         times = longest["fed_ms"] / longest["alone_ms"]
         return Cell(f"{longest['fed_ms']:.2f} ms", f"{longest['alone_ms']:.2f} ms, {times:.3f} x", times <= most)
 
