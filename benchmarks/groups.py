@@ -217,7 +217,7 @@ class Bench:
         """The figures so far, so that those of transfers are there if an all-reduce fails."""
         if self.arguments.json:
             with open(self.arguments.json, "w") as file:
-                json.dump({"gbps": self.rates, "all_reduce": reduced}, file, indent=2)
+                json.dump({"devices": self.devices, "gbps": self.rates, "all_reduce": reduced}, file, indent=2)
 
     def reduce(self) -> dict[str, tuple[float, float, list[float]]]:
         import penstock

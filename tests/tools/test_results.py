@@ -115,6 +115,7 @@ def a_run(good: bool) -> dict:
             },
             "gains": {"fixed": [{"name": "a", "in_range": False}, {"name": "a", "in_range": good}]},
             "groups": {
+                "devices": ["cuda:0", "cuda:1"],
                 "gbps": {
                     rows.ONE_LINK: slow,
                     "to_device(group=), pinned": fast,
@@ -128,6 +129,7 @@ def a_run(good: bool) -> dict:
             },
             "group": {"rows": [{**group, "ratio": "0.99", "goal": "0.95", "met": good}]},
             "processes": {
+                "devices": ["cuda:0", "cuda:1"],
                 "gbps": {
                     "raw copies": 50.0,
                     "later epochs": 50.0 if good else 1.0,
