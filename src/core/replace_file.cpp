@@ -94,9 +94,12 @@ class NewFile {
   /// False if the file system gives a file without a name none.
   [[nodiscard]] bool take_name() {
     if (!path_.empty()) return true;
-    const std::string name = new_name(place_);
-    if (::linkat(AT_FDCWD, link().c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) != 0) return false;
-    path_ = name;
+    const std::string from = link();
+    path_ = new_name(place_);
+    if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+      path_.clear();
+      return false;
+    }
     flush();
     return true;
   }
