@@ -79,6 +79,7 @@ class GroupEngineImpl {
                              .peers = measured_ ? measured_->members[i].peers : std::vector<double>{}}));
     }
     for (const std::string& pair : group_.unreached()) log_warning(pair);
+    threads_.reserve(group_.size());
     try {
       for (std::size_t i = 0; i < group_.size(); ++i) {
         threads_.push_back(start_thread("penstock-group", [this, i] { run(i); }));
@@ -419,13 +420,10 @@ class GroupEngineImpl {
     return Carried{.job = job, .chunk = *chunk, .room = room};
   }
 
-  void end(GroupJob& job) {
+  void end(GroupJob& job) noexcept {
     if (!job.stopping()) {
-      std::vector<EventPool::Handle> ends;
-      for (EventPool::Handle& end : job.ends) {
-        if (end) ends.push_back(std::move(end));
-      }
-      job.state->submitted(std::move(ends));
+      std::erase_if(job.ends, [](const EventPool::Handle& end) { return end == nullptr; });
+      job.state->submitted(std::move(job.ends));
       return;
     }
     for (std::size_t i = 0; i < members_.size(); ++i) {

@@ -192,7 +192,7 @@ PacedCopier::~PacedCopier() {
   if (thread_.joinable()) thread_.join();
   try {
     queue_->synchronize();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log_warning(error.what());
   }
 }

@@ -30,7 +30,7 @@ class StreamBuffer {
   ~StreamBuffer() {
     try {
       if (!buffer_.empty()) buffer_.release_after(stream_);
-    } catch (const Error& error) {  // the pool keeps the memory out of use
+    } catch (const std::exception& error) {  // the pool keeps the memory out of use
       log_warning(error.what());
     }
   }

@@ -218,7 +218,7 @@ class TransferEngineImpl {
       for (const Stream* stream : {&to[0], &to[1], &from[0], &from[1], &d2d}) {
         try {
           stream->synchronize();
-        } catch (const Error& error) {
+        } catch (const std::exception& error) {
           log_warning(error.what());
         }
       }
