@@ -269,6 +269,7 @@ std::optional<std::vector<DeviceBatch>> BatchLine::next(std::span<const Stream> 
   refuse_fork();
   refuse_streams(streams.size());
   std::vector<DeviceBatch> batches;
+  batches.reserve(streams.size());  // nothing may fail between the receivers
   if (streams.size() == 1) {
     std::optional<DeviceBatch> batch = next(streams[0], while_waiting);
     if (!batch) return std::nullopt;
@@ -300,6 +301,7 @@ void BatchLine::take_all(std::span<const Stream> streams, const FunctionRef<void
     if (while_waiting != nullptr) (*while_waiting)();
   };
   const FunctionRef<void()> while_some_are_taken(ask);
+  static_cast<void>(drop_outdated());
   for (std::size_t i = 0; i < rings_.size(); ++i) {
     if (taken_[i] && taken_[i]->batch) taken_[i]->batch->use_on(streams[i]);
   }
