@@ -28,7 +28,8 @@ struct RankFillOptions {
 };
 
 /// Fills the blocks of each process with the same bytes, each of which crosses one link: a process fills its
-/// parts, and copies those of the others from their devices' memory, as a Loader does whose destination is a rank.
+/// parts, and copies those of the others from their devices' memory, as a Loader does whose destination is a
+/// rank.
 ///
 /// `board`: all processes of the group call this equally often with it. It may serve many calls, one at a
 /// time. `facts`: a text that says what is sent, for ProcessBoard::agree. That the processes' functions write
