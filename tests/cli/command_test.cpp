@@ -388,7 +388,7 @@ TEST(CommandPredict, TakesTheStepAndTheBatchOfAVerdict) {
   const json given = predicted({"--batch", "32", "--step-ms", "2"});
   EXPECT_EQ(given["batch"], 32);
   EXPECT_EQ(given["step_seconds"], 2e-3);
-  EXPECT_EQ(given["limited_by"], "loader");
+  EXPECT_EQ(given["limited_by"], "fetch");
 }
 
 TEST(CommandPredict, RefusesWhatIsNoVerdict) {
