@@ -559,8 +559,8 @@ constexpr auto kCopyRules = std::to_array<Rule>({
                                "penstock::Loader loader(dataset, device, options); while (auto batch = "
                                "loader.next(stream)) ..."},
      .row = {"asynchronous copies of more than 64 KiB from pinned memory are exposed for 5 % of a step",
-             "half of the exposed time, at most of that of kernels which hide nothing yet",
-             "twice that, and what the GPU idles before and after"}},
+             "half of the exposed time, or of the time of kernels that hide nothing yet if that is shorter",
+             "twice the lower end, and what the GPU idles before and after"}},
     {.id = "default-stream-waits",
      .needs = Needs(Need::calls, Need::sizes, Need::stream_kinds),
      .find = find_default_stream_waits,
@@ -589,7 +589,8 @@ constexpr auto kCopyRules = std::to_array<Rule>({
              "gaps of at most 200 µs",
              "half of the time from the first to the last of them, less one copy: by the profile, or 10 µs "
              "and its bytes at 10 GB/s",
-             "twice that. Or, if it is more, as that copy may be hidden: their exposed time and all that the "
+             "twice the lower end. Or, if it is more, as one copy may be hidden: their exposed time and all "
+             "that the "
              "GPU idles, at most the calls of the copies"}},
     {.id = "widened-copies",
      .needs = Needs(Need::sizes, Need::values),
@@ -603,7 +604,7 @@ constexpr auto kCopyRules = std::to_array<Rule>({
      .row = {"in a trace: `copy_` widens values, and as many wide bytes, more than 64 KiB, are copied. In a "
              "recording: copies of more than 64 KiB take float32 to a GPU, and [a sample](#widened-values) "
              "says that a narrower type holds it",
-             "half of the next", "the exposed time that the narrow bytes would not take"}},
+             "half of the upper end", "the exposed time that the narrow bytes would not take"}},
     {.id = "same-data-again",
      .needs = Needs(Need::sizes, Need::contents),
      .find = find_same_data_again,
@@ -616,7 +617,7 @@ constexpr auto kCopyRules = std::to_array<Rule>({
      .row = {"a GPU is sent bytes in copies of more than 64 KiB that it was sent before, as "
              "[hashes](#contents-of-copies) tell",
              "half of the exposed time of all but the first of them",
-             "that time, and what the GPU idles before"}},
+             "all of this exposed time, and what the GPU idles before"}},
     {.id = "round-trips",
      .needs = Needs(Need::steps, Need::sizes),
      .find = find_round_trips,
@@ -640,10 +641,13 @@ constexpr auto kCopyRules = std::to_array<Rule>({
          Advice{"call the copy that is needed first before the large one, or make that in parts of some MiB",
                 "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
                 "..."},
-     .row = {"copies to the GPU, each with a kernel next on its stream, wait longer than they take for "
-             "copies of other streams: those were called before, and run one after the other with gaps of at "
-             "most 5 µs up to its beginning. In 5 % of a step no kernel runs meanwhile",
-             "half of that time, at most of that in which nothing is copied to the GPU", "that time"}},
+     .row =
+         {"copies to the GPU, each with a kernel next on its stream, wait longer than they take for "
+          "copies of other streams: those were called before, and run one after the other with gaps of at "
+          "most 5 µs up to its beginning. In 5 % of a step no kernel runs meanwhile",
+          "half of the time in which no kernel runs, or of the time in which nothing is copied to the GPU if "
+          "that is shorter",
+          "the time in which no kernel runs"}},
     {.id = "far-memory",
      .needs = Needs(Need::sizes, Need::nodes),
      .find = find_far_memory,

@@ -142,7 +142,8 @@ constexpr auto kIdleRules = std::to_array<Rule>({
      .compiled_advice = Advice{"loader.stats()   says what limits the loader", ""},
      .may_be_unexamined = true,
      .row = {"the GPU idles for want of data for 5 % of the time", "0: it depends on the loader",
-             "that time, and all that the GPU idles otherwise, at most the waits for the loader"}},
+             "the time for want of data, and all that the GPU idles otherwise, at most the waits for the "
+             "loader"}},
     {.id = "host-work",
      .needs = Needs(Need::calls, Need::looks, Need::recorded_steady_steps),
      .find = find_host_work,
