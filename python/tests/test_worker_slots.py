@@ -95,7 +95,8 @@ def test_slots_are_not_pinned_by_the_loader_too(monkeypatch):
     loader = DataLoader(Tensors(), 5, num_workers=1, pin_memory=True)
     pool = _worker_feed._Pool("host", 1, 3)
     pool._engine = types.SimpleNamespace(is_cuda=True)
-    assert len(list(_worker_feed.WorkerSource(loader, pool))) == COUNT // 5
+    source = _worker_feed.WorkerSource(loader, pool)
+    assert len(list(source.iterator)) == COUNT // 5
     assert loader.pin_memory and not started
 
 
