@@ -1,4 +1,5 @@
 #include "loader/faulty_fixture.hpp"
+#include "loader/listed_batches.hpp"
 
 #include <penstock/data/rows.hpp>
 
@@ -55,21 +56,6 @@ Dataset in_memory(const Dataset& dataset) {
   }
   return Dataset(std::move(fields));
 }
-
-class ListedBatches final : public BatchSampler {
- public:
-  explicit ListedBatches(std::vector<std::vector<std::uint64_t>> batches) : batches_(std::move(batches)) {}
-  void start_epoch(std::uint64_t) override { next_ = 0; }
-  bool next(std::vector<std::uint64_t>& indices) override {
-    if (next_ == batches_.size()) return false;
-    indices = batches_[next_++];
-    return true;
-  }
-
- private:
-  std::vector<std::vector<std::uint64_t>> batches_;
-  std::size_t next_ = 0;
-};
 
 std::vector<FieldOptions> conversions() {
   return {{.name = "u8", .to = DType::float32, .scale = {0.1F}, .shift = {-3}},
@@ -204,7 +190,7 @@ TEST_P(LoaderRows, AreMadeByDrawnBatches) {
   const auto make = [&](std::size_t budget) {
     LoaderOptions asked = drawn;
     asked.row_budget_bytes = budget;
-    asked.batch_sampler = std::make_shared<ListedBatches>(wanted);
+    asked.batch_sampler = std::make_shared<ListedBatches>(std::map<std::uint64_t, Batches>{{0, wanted}});
     return Loader(dataset, *device_, asked);
   };
   Loader with = make(0);
