@@ -59,7 +59,7 @@ build() {
     python=$(find_python "$version")
     # nanobind uses <cstdio> without saying so, and libc++ does not bring it along. Frames are unwound by the system's
     # library: glibc uses it to end a thread, and its notes cannot be read by another one that is linked in.
-    CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" LDFLAGS=$unwinder CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} quietly \
+    CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" LDFLAGS="$unwinder -Wl,--allow-shlib-undefined" CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} quietly \
       "$python" -m pip wheel --no-deps --wheel-dir "$wheels/raw" \
       --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG" \
       --config-settings "cmake.define.CLI11_ROOT=$headers/cli11" \
