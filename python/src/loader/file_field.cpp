@@ -65,7 +65,7 @@ std::vector<FileField> open_files(const std::filesystem::path& path) {
 
 const Field& field_of(const FileField& self) { return self.file.field(self.field); }
 
-nb::tuple shape_of(const FileField& self) {
+nb::tuple shape_in_file(const FileField& self) {
   nb::list shape;
   shape.append(self.file.sample_count());
   for (const std::size_t extent : field_of(self).shape) shape.append(extent);
@@ -96,7 +96,7 @@ void bind_file_field(nb::module_& module) {
       .def_prop_ro("name", [](const FileField& self) { return field_of(self).name; })
       .def_prop_ro("dtype",
                    [](const FileField& self) { return std::string(dtype_name(field_of(self).dtype)); })
-      .def_prop_ro("shape", &shape_of, nb::sig("def shape(self) -> tuple[int, ...]"))
+      .def_prop_ro("shape", &shape_in_file, nb::sig("def shape(self) -> tuple[int, ...]"))
       .def("__len__", [](const FileField& self) { return self.file.sample_count(); })
       .def("__getitem__", &sample, nb::arg("index"), "One sample, in memory of its own.");
   module.def("open_files", &open_files, nb::arg("path"),
