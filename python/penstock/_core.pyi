@@ -160,14 +160,41 @@ class Group:
 
     def __init__(self, engines: Sequence[Engine], cache_directory: str | os.PathLike | None = None) -> None: ...
 
-    def send(self, tree: object | None, expand: Sequence[object]) -> list[Flight]: ...
-
-    def relay(self, tree: object | None, expand: object) -> Flight: ...
-
     def carried(self) -> list[int]:
         """Bytes that each device has pulled over its link so far."""
 
     def close(self) -> None: ...
+
+class GroupBoard:
+    """The processes of a group; use penstock.ProcessGroup."""
+
+    def __init__(self, *, key: str, rank: int, processes: int, timeout_seconds: float) -> None: ...
+
+class Destination:
+    """Devices, and the links over which they are fed."""
+
+    @staticmethod
+    def device(engine: Engine) -> Destination: ...
+
+    @staticmethod
+    def group(group: Group, relays: bool) -> Destination:
+        """
+        All devices of a group; if it `relays`, the first alone, over the links of all.
+        """
+
+    @staticmethod
+    def rank(engine: Engine, board: GroupBoard) -> Destination:
+        """This process's device, in a group of processes."""
+
+    def send(self, tree: object | None, expand: Sequence[object]) -> list[Flight]:
+        """
+        Sends a nest: a flight to each device that receives. With other processes, they send an equal nest, and it blocks until it is there.
+        """
+
+    def tell(self, error: object) -> None:
+        """
+        Has the other processes fail, in place of sending; without any, does nothing.
+        """
 
 def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None, pinned_like: object | None = None) -> object:
     """A nest with its arrays in new memory of the host."""
@@ -215,7 +242,7 @@ def read_weight_headers(files: Sequence[str | os.PathLike]) -> list[WeightFile]:
 class WeightLoad:
     """Loads .safetensors files to devices, in steps."""
 
-    def __init__(self, engines: Sequence[Engine], group: Group | None, ranks: RankOfGroup | None, files: Sequence[str | os.PathLike], names: Sequence[str] | None = None, rows: Mapping[str, WeightRows] = {}) -> None: ...
+    def __init__(self, destination: Destination, files: Sequence[str | os.PathLike], names: Sequence[str] | None = None, rows: Mapping[str, WeightRows] = {}) -> None: ...
 
     def opaque(self) -> list[WeightTensor]:
         """
@@ -643,25 +670,25 @@ def open_files(path: str | os.PathLike) -> list[FileField]:
 class NativeLoader:
     """The C++ loader; use penstock.Loader."""
 
-    def __init__(self, engine: Engine, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
+    def __init__(self, destination: Destination, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
+
+    def start_epoch(self, epoch: int) -> None: ...
+
+    def next_into(self, made: list, watch: TensorWatch | None = None) -> bool:
+        """
+        Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of `watch` has changed. No signal's handler comes between taking the batch and appending it.
+        """
+
+    def leave_epoch(self) -> None:
+        """
+        Blocks until nothing reads the data any more, before an epoch is started.
+        """
 
     def end_leases(self) -> bool:
         """
         Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.
         """
 
-    def start_epoch(self, epoch: int) -> None: ...
-
-    def next_into(self, made: list, watch: TensorWatch | None = None) -> bool:
-        """
-        Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of `watch` has changed. No signal's handler comes between taking the batch and appending it.
-        """
-
-    def end_epoch(self, next: int) -> None:
-        """
-        Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
-        """
-
     def state_dict(self, handed_out: bool = True) -> dict:
         """
         The place after the batches that were given: before the latest one if it is not `handed_out`.
@@ -670,122 +697,19 @@ class NativeLoader:
     def load_state_dict(self, state: dict) -> None: ...
 
     def stats(self) -> FeedStatistics: ...
-
-    def timeline(self) -> list[BatchTimes]: ...
-
-    def describe(self) -> list[str]: ...
-
-    @property
-    def batches_per_epoch(self) -> int: ...
-
-    @property
-    def samples_per_epoch(self) -> int: ...
-
-    def batches_left(self) -> int: ...
-
-    def close(self) -> None: ...
-
-class NativeGroupLoader:
-    """The C++ loader of a group; use penstock.Loader."""
-
-    def __init__(self, group: Group, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
     def member_stats(self, member: int) -> FeedStatistics:
         """The account of a device's own parts."""
 
-    def start_epoch(self, epoch: int) -> None: ...
-
-    def next_into(self, made: list, watch: TensorWatch | None = None) -> bool:
-        """
-        Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of `watch` has changed. No signal's handler comes between taking the batch and appending it.
-        """
-
-    def end_epoch(self, next: int) -> None:
-        """
-        Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
-        """
-
-    def state_dict(self, handed_out: bool = True) -> dict:
-        """
-        The place after the batches that were given: before the latest one if it is not `handed_out`.
-        """
-
-    def load_state_dict(self, state: dict) -> None: ...
-
-    def stats(self) -> FeedStatistics: ...
-
     def timeline(self) -> list[BatchTimes]: ...
 
     def describe(self) -> list[str]: ...
-
-    @property
-    def batches_per_epoch(self) -> int: ...
-
-    @property
-    def samples_per_epoch(self) -> int: ...
-
-    def batches_left(self) -> int: ...
-
-    def close(self) -> None: ...
-
-class NativeRelayLoader(NativeGroupLoader):
-    """The C++ loader of one device over several links; use penstock.Loader."""
-
-    def __init__(self, group: Group, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
-
-class GroupBoard:
-    """The processes of a group; use penstock.ProcessGroup."""
-
-    def __init__(self, *, key: str, rank: int, processes: int, timeout_seconds: float) -> None: ...
-
-class RankOfGroup:
-    """This process's place in a group; use penstock.ProcessGroup."""
-
-    def __init__(self, engine: Engine, group: GroupBoard) -> None: ...
-
-    def tell(self, error: object) -> None:
-        """Has the others fail, in place of sending."""
-
-    def send(self, tree: object | None, expand: object) -> Flight:
-        """
-        Sends an equal nest together with the other processes. Blocks until it is there.
-        """
-
-class NativeRankLoader:
-    """The C++ loader of a process of a group; use penstock.Loader."""
-
-    def __init__(self, group: RankOfGroup, fields: Sequence[tuple[str, object]], field_options: Sequence[tuple[str, str | None, Sequence[float], Sequence[float], int]], *, batch_size: int, shuffle: bool, seed: int, drop_last: bool, batch_sampler: object | None, rank: int, world_size: int, prefetch_depth: int, residency: str, gather: str, gather_blocks: int, narrow: bool, data_may_change: bool, device_budget_bytes: int, row_budget_bytes: int = 0, threads: int, when_full: str, mark: object | None = None) -> None: ...
 
     @property
     def feeds_once(self) -> bool:
         """
         True if each byte crosses one link. False: each process brings whole batches.
         """
-
-    def start_epoch(self, epoch: int) -> None: ...
-
-    def next_into(self, made: list, watch: TensorWatch | None = None) -> bool:
-        """
-        Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of `watch` has changed. No signal's handler comes between taking the batch and appending it.
-        """
-
-    def end_epoch(self, next: int) -> None:
-        """
-        Blocks until nothing reads the data any more, before a batch of the epoch `next` is asked for.
-        """
-
-    def state_dict(self, handed_out: bool = True) -> dict:
-        """
-        The place after the batches that were given: before the latest one if it is not `handed_out`.
-        """
-
-    def load_state_dict(self, state: dict) -> None: ...
-
-    def stats(self) -> FeedStatistics: ...
-
-    def timeline(self) -> list[BatchTimes]: ...
-
-    def describe(self) -> list[str]: ...
 
     @property
     def batches_per_epoch(self) -> int: ...
