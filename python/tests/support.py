@@ -41,6 +41,12 @@ def same(a, b) -> bool:
     return a == b
 
 
+def random_bytes(random, count):
+    import torch
+
+    return torch.from_numpy(random.integers(0, 256, count, dtype=np.uint8))
+
+
 def times(**changed) -> Timings:
     """What an examination of a DataLoader measured: two workers of which fetch takes 20 ms a batch, collate 4 and
     transport 2. Four workers give twice as much."""

@@ -12,15 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import penstock
 import safetensors_files as files
-from support import HAS_GPU, same
+from support import HAS_GPU, random_bytes, same
 
 pytestmark = pytest.mark.skipif(not (HAS_GPU and torch.cuda.is_available()), reason="no GPU that PyTorch can use")
 
 CYCLES = 50_000_000  # some 25 ms of torch.cuda._sleep
-
-
-def random_bytes(random, count):
-    return torch.from_numpy(random.integers(0, 256, count, dtype=np.uint8))
 
 
 @pytest.mark.parametrize("count", [1000, 100_000, 40 << 20])

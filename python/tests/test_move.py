@@ -2,13 +2,12 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 
 import penstock
 from penstock._move import modules as _modules
-from support import same
+from support import random_bytes, same
 
 HOST = torch.device("cpu")
 LATE = "host:late=1"
@@ -17,10 +16,6 @@ LATE = "host:late=1"
 def move(module, send=lambda parts: penstock.to_device(parts, LATE)):
     """As move_ does, but to a host device."""
     _modules.relocate(module, _modules.tensors_of(module), HOST, send)
-
-
-def random_bytes(random, count):
-    return torch.from_numpy(random.integers(0, 256, count, dtype=np.uint8))
 
 
 class Tied(torch.nn.Module):

@@ -37,6 +37,7 @@ from interrupts import CtrlC, alarms, taken_amid_alarms
 from penstock import _core
 from penstock._feed import tensors as feed_tensors
 from penstock._loader import samplers as _samplers
+from support import same
 
 COUNT = 97
 NATIVELY = "the dataset is tensors, whose samples are gathered without worker processes"
@@ -53,13 +54,6 @@ def tensors(seed=1, count=COUNT):
 
 def kept(batch):
     return [field.cpu().clone() for field in batch]
-
-
-def same(ours, theirs):
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert type(a) is list
-        assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
 
 
 class Backwards(Sampler):
@@ -160,10 +154,10 @@ def test_batches_and_random_states_are_the_loaders(device, name):
 
     batches, states = epochs_of(make, natively)
     ordinary, theirs = epochs_of(make, lambda loader: penstock.feed(loader, device=device, native=False))
-    same(batches, ordinary)
+    assert same(batches, ordinary)
     assert all(map(torch.equal, states, theirs))
     if not name.startswith("a sampler") and "repeats" not in name:  # these draw ahead of the batch
-        same(batches, epochs_of(make, lambda loader: loader)[0])
+        assert same(batches, epochs_of(make, lambda loader: loader)[0])
 
 
 def test_no_worker_process_is_started(device):
@@ -221,7 +215,7 @@ def test_an_epoch_gives_what_the_tensors_hold_when_it_begins(device, change, ear
         # What was handed out stays as it was, even if nobody has waited for it.
         change(large)
         labels.mul_(2**20 if epoch == 0 else 3)
-        same([kept(batch) for batch in ours], theirs[: len(ours)])
+        assert same([kept(batch) for batch in ours], theirs[: len(ours)])
         assert len(ours) == (2 if early else 4)
 
 
@@ -229,11 +223,11 @@ def test_an_epoch_gives_the_samples_that_are_picked_when_it_begins(device):
     subset = Subset(TensorDataset(*tensors()), [3, 1, 4, 1, 5])
     loader = DataLoader(subset, batch_size=2)
     fed = penstock.feed(loader, device=device)
-    same([kept(batch) for batch in fed], list(loader))
+    assert same([kept(batch) for batch in fed], list(loader))
     subset.indices[1] = 96
-    same([kept(batch) for batch in fed], list(loader))
+    assert same([kept(batch) for batch in fed], list(loader))
     loader.batch_sampler.batch_size = 4
-    same([kept(batch) for batch in fed], list(loader))
+    assert same([kept(batch) for batch in fed], list(loader))
     assert fed.describe()[0] == NATIVELY
     assert fed.stats().batches == 2, "of a loader for larger batches"
     iterator = iter(fed)
@@ -251,9 +245,9 @@ def test_what_changes_meanwhile_is_then_read_in_the_ordinary_way(device, change)
             ours.append(kept(batch))
             if len(ours) == 10:
                 change(x)
-        same(ours[:10], [list(rows) for rows in zip(before.split(4)[:10], strict=True)])
+        assert same(ours[:10], [list(rows) for rows in zip(before.split(4)[:10], strict=True)])
         # Three batches were ahead.
-        same(ours[13:], [list(rows) for rows in zip(x.split(4)[13:], strict=True)])
+        assert same(ours[13:], [list(rows) for rows in zip(x.split(4)[13:], strict=True)])
     assert fed.describe()[0] == NATIVELY
 
 
@@ -263,14 +257,14 @@ def test_memory_that_was_replaced_before_the_first_batch(device):
     for _ in range(3):
         iterator = iter(fed)
         x.data = x + 1000
-        same([kept(batch) for batch in iterator], [[rows] for rows in x.split(40)])
+        assert same([kept(batch) for batch in iterator], [[rows] for rows in x.split(40)])
 
 
 def test_batches_that_are_kept_stay_valid(device):
     dataset = TensorDataset(*tensors(count=400))
     batches = list(penstock.feed(DataLoader(dataset, batch_size=4), device=device))
     assert len(batches) == 100
-    same([kept(batch) for batch in batches], list(DataLoader(dataset, batch_size=4)))
+    assert same([kept(batch) for batch in batches], list(DataLoader(dataset, batch_size=4)))
 
 
 def test_iterators_side_by_side(device):
@@ -278,15 +272,15 @@ def test_iterators_side_by_side(device):
     fed = penstock.feed(DataLoader(dataset, batch_size=8), device=device)
     pairs = [(kept(a), kept(b)) for a, b in zip(fed, fed, strict=True)]
     whole = list(DataLoader(dataset, batch_size=8))
-    same([a for a, _ in pairs], whole)
-    same([b for _, b in pairs], whole)
+    assert same([a for a, _ in pairs], whole)
+    assert same([b for _, b in pairs], whole)
     one = iter(fed)
     taken = [kept(next(one)), kept(next(one))]
     assert one.is_native
     other = iter(fed)
     assert (one.is_native, other.is_native) == (False, True), "the one that was begun last"
     assert fed.describe()[0] == NATIVELY
-    same(taken + [kept(batch) for batch in one], whole)
+    assert same(taken + [kept(batch) for batch in one], whole)
     assert fed.stats().batches == 13 + 2, "that were gathered natively"
     assert len(list(other)) == 13
     assert next(one, None) is None
@@ -366,11 +360,9 @@ def test_what_is_no_row_is_made_in_the_ordinary_way(device, name, batch_size):
         assert fed.describe()[0] == NATIVELY
         ours = outcomes(fed)
         theirs = outcomes(penstock.feed(loader, device=device, native=False))
-        assert len(ours) == len(theirs)
+        assert same(ours, theirs)
         if (name, batch_size, turn) == ("past the end", 3, 0):
             assert fed.stats().batches == 13 - 6, "those after the error"
-        for a, b in zip(ours, theirs, strict=True):
-            same([a], [b]) if isinstance(b, list) else (a == b) or pytest.fail(f"{a} instead of {b}")
 
 
 def test_a_sampler_of_more_samples_is_pytorchs_error(device):
@@ -383,9 +375,7 @@ def test_a_sampler_of_more_samples_is_pytorchs_error(device):
 
     ours, theirs = outcomes_of(True), outcomes_of(False)
     assert any(isinstance(outcome, tuple) and outcome[0] is IndexError for outcome in ours)
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        same([a], [b]) if isinstance(b, list) else (a == b) or pytest.fail(f"{a} instead of {b}")
+    assert same(ours, theirs)
 
 
 class Lost(Exception):
@@ -475,7 +465,7 @@ def test_ctrl_c_at_any_moment_loses_no_batch(monkeypatch, name):
     whole, state, own, _ = epoch(10**9)
     for when in range(10_000):  # of which every one is tried
         batches, now, own_now, came = epoch(when)
-        same(batches, whole)
+        assert same(batches, whole)
         assert torch.equal(now, state)
         assert own is None or torch.equal(own_now, own)
         if not came:
@@ -507,7 +497,7 @@ def test_signals_lose_no_batch():
     loader = DataLoader(TensorDataset(x), batch_size=4, sampler=Slow(40))
     fed = penstock.feed(loader, device="host:link=0.01")
     got, count, iterator = taken_amid_alarms(fed, kept)
-    same(got, [[rows] for rows in x.split(4)])
+    assert same(got, [[rows] for rows in x.split(4)])
     assert count >= 3
     assert iterator.is_native is False, "it is over"
     assert fed.stats().batches == 10, "all of them were gathered natively"
@@ -521,7 +511,7 @@ def test_a_signal_leaves_no_batch_to_the_next_epoch():
     with alarms() as asked:
         assert any(asked(iterator, 0.02)[1] for _ in range(9))
     del iterator
-    same([kept(batch) for batch in fed], [[rows] for rows in x.split(4)])
+    assert same([kept(batch) for batch in fed], [[rows] for rows in x.split(4)])
 
 
 def test_ctrl_c_has_no_seed_once_more_drawn(monkeypatch):
@@ -569,7 +559,7 @@ def test_the_loader_and_the_options_may_be_replaced(device):
     fed = penstock.feed(DataLoader(dataset, batch_size=8), device=device)
     assert len(list(fed)) == 13
     fed.loader = DataLoader(dataset, batch_size=8, sampler=range(5))
-    same([kept(batch) for batch in fed], list(fed.loader))
+    assert same([kept(batch) for batch in fed], list(fed.loader))
     fed.prefetch_depth = 5
     assert len(list(fed)) == 1
     assert fed.stats().prefetch_depth == 5
@@ -591,7 +581,7 @@ def test_persistent_workers_have_their_seed_once(device):
             x.data = x.clone()
         return batches
 
-    same(order(lambda loader: penstock.feed(loader, device=device)), order(lambda loader: loader))
+    assert same(order(lambda loader: penstock.feed(loader, device=device)), order(lambda loader: loader))
 
 
 class Rows(Dataset):
@@ -647,7 +637,7 @@ def test_a_dataset_may_say_that_it_is_tensors(device):
             if isinstance(rows, dict):
                 assert list(ours) == list(theirs)
                 ours, theirs = list(ours.values()), list(theirs.values())
-            same([kept(ours)], [theirs])
+            assert same([kept(ours)], [theirs])
 
 
 class Doubled(TensorDataset):
@@ -728,7 +718,7 @@ def test_other_batches_are_those_that_the_loader_makes(device, why):
 def test_a_start_of_workers_that_changes_no_sample_is_left_out(device, options):
     fed = penstock.feed(loader_of(X, **options), device=device)
     assert fed.describe()[0] == NATIVELY
-    same([kept(batch) for batch in fed], list(loader_of(X)))
+    assert same([kept(batch) for batch in fed], list(loader_of(X)))
 
 
 def test_another_way_to_collate_tensors_is_obeyed(device, monkeypatch):
@@ -791,7 +781,7 @@ def test_a_pickled_feed_stays_native_or_not(device):
         for again in (pickle.loads(pickle.dumps(fed)), copy.deepcopy(fed)):
             assert again.native is native
             assert (again.describe()[0] == NATIVELY) is native
-            same([kept(batch) for batch in again], list(loader_of(X, Y)))
+            assert same([kept(batch) for batch in again], list(loader_of(X, Y)))
 
 
 def test_nothing_is_left_of_a_feed(device):

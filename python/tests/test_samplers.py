@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 import penstock
 from penstock._loader import samplers as _samplers
+from support import same
 
 COUNT = 97
 
@@ -33,12 +34,6 @@ def data(random):
 
 def taken(loader):
     return [[field.cpu().clone() for field in batch] for batch in loader]
-
-
-def same(ours, theirs):
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
 
 
 class Listed:
@@ -86,7 +81,7 @@ def test_the_batches_are_those_of_a_dataloader_with_this_sampler(device, data, n
         torch.manual_seed(epoch)
         mine = taken(ours)
         torch.manual_seed(epoch)
-        same(mine, list(theirs))
+        assert same(mine, list(theirs))
 
 
 @pytest.mark.parametrize("residency", ["none", "all", 0.3])
@@ -99,7 +94,7 @@ def test_a_batch_sampler_chooses_in_every_way(device, data, gather, residency):
         data, batch_sampler=sampler, device=device, residency=residency, tuning=penstock.Tuning(gather=gather)
     )
     for _ in range(2):
-        same(taken(loader), [data[batch] for batch in batches])
+        assert same(taken(loader), [list(data[batch]) for batch in batches])
 
 
 def test_batches_may_be_any_sequence_of_whole_numbers(data):
@@ -330,12 +325,12 @@ def test_there_is_no_state(data):
     with pytest.raises(penstock.InvalidArgument, match="with a sampler has no state"):
         loader.load_state_dict(penstock.Loader(data, device="host").state_dict())
     copy = pickle.loads(pickle.dumps(loader))
-    same(taken(copy), taken(loader))
+    assert same(taken(copy), taken(loader))
 
 
 def test_batches_that_are_kept_stay_valid(device, data):
     loader = penstock.Loader(data, sampler=range(COUNT), batch_size=10, device=device)
-    same([[field.cpu() for field in batch] for batch in list(loader)], taken(loader))
+    assert same([[field.cpu() for field in batch] for batch in list(loader)], taken(loader))
 
 
 def test_nothing_keeps_a_loader_with_a_sampler(data):

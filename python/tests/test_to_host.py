@@ -9,13 +9,9 @@ import torch
 
 import penstock
 from penstock import _core
-from support import gpu, is_gpu, run_in_threads, same
+from support import gpu, is_gpu, random_bytes, run_in_threads, same
 
 SIZES = [0, 1, 1000, (64 << 10) + 3, (256 << 10) + 1, 9 << 20]
-
-
-def random_bytes(random, count):
-    return torch.from_numpy(random.integers(0, 256, count, dtype=np.uint8))
 
 
 def saved_bytes(tensor):
