@@ -1,7 +1,8 @@
 """Some cases of the differential test (differ.py), and that it sees what is wrong."""
 
-import differ
 import pytest
+
+import differ
 
 
 @pytest.mark.parametrize("number", range(60))
@@ -12,7 +13,7 @@ def test_a_random_case_is_good(number):
 def test_a_wrong_byte_is_found_and_the_case_made_small(monkeypatch):
     right = differ.converted
     monkeypatch.setattr(differ, "converted", lambda field, array: right(field, array) + (field["type"] == "int16"))
-    case = next(case for k in range(0, 100, 2) if (problem := differ.problem_of(case := differ.draw_case(1, k))))
+    case = next(case for k in range(0, 100, 2) if differ.problem_of(case := differ.draw_case(1, k)))
     small = differ.smallest(case, differ.problem_of(case), deadline=float("inf"))
     assert [field["type"] for field in small["fields"]] == ["int16"]
     assert (small["samples"], small["batch_size"], small["epochs"], small["world_size"]) == (1, 1, 1, 1)
