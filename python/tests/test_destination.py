@@ -76,7 +76,7 @@ def test_feed_takes_each(tensors, native):
     before = carried()
     assert same(fed(RELAYED), expected)
     if not native:
-        assert all(now > then for now, then in zip(carried(), before, strict=True))
+        assert sum(carried()) - sum(before) >= 3 * LARGE
     if native:
         assert same(fed(alone()), expected)
 
