@@ -237,10 +237,8 @@ def iterate(batches, most=None):
 
 
 def write(tensors):
-    with torch.no_grad():
-        for tensor in tensors:
-            if tensor.numel() and tensor.is_contiguous() and tensor.dtype != torch.bool:
-                tensor.reshape(-1).view(torch.uint8).add_(1)
+    for tensor in tensors:
+        tensor[0] = tensor[-1].clone()
 
 
 def epochs_of(case, loader, batches, tensors):
