@@ -38,9 +38,7 @@ repeat: ## Repeat the tests, Python's too, alone and under load, for MINUTES=60 
 
 differ: ## Compare feed and Loader with the bare DataLoader and NumPy on random cases, for SECONDS=60; SEED=n gives the same cases
 	@tools/setup.sh build test python
-	@tools/build.sh ci
-	@PENSTOCK_BUILT=$(CURDIR)/build/ci tools/python.sh environment --new
-	@OMP_NUM_THREADS=1 build/python/venv/bin/python python/tests/differ.py --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
+	@tools/python.sh differ --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
 
 mutants: ## Remove one thing at a time from the lines changed since SINCE=REV, and see whether a test notices; ARGS='--all --layer loader'
 	@tools/setup.sh build test bench python tsan

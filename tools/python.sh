@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The Python package:
-# python.sh install | test | one TESTS | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] | stubs |
+# python.sh install | test | one TESTS | differ | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] | stubs |
 # tool, [ARGS]
 #
 # install          into .venv; the packages that the build needs come from the package index
@@ -8,6 +8,7 @@
 #                  into a new virtual environment with the pinned test requirements, runs pytest
 # one TESTS        runs these with the sources as they lie here and a module that is built around build/ci, without a
 # wheel. TESTS is what pytest takes; names of files without a folder are in python/tests
+# differ [OPTIONS]  runs differ.py, of the tests, in the same way
 # environment      makes that virtual environment if there is none; --new: in any case
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
 # beside           builds with this Python's packages, without a network, into build/python/beside
@@ -115,7 +116,9 @@ case "${1:-}" in
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     "$build/venv/bin/python" -m pytest --numprocesses "${TEST_JOBS:-${JOBS:-$(nproc)}}" "$@"
     ;;
-  one)
+  one | differ)
+    tool=(-m pytest -q -p no:cacheprovider)
+    [ "$1" = one ] || tool=(differ.py)
     shift
     python=$(command -v "${PYTHON:-python3}")
     if ! "$python" -c 'import nanobind, numpy, pytest, torch' 2>/dev/null; then
@@ -127,7 +130,7 @@ case "${1:-}" in
     export PYTHONPATH="$build/here${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     export PENSTOCK_FAKE_DRIVER=${PENSTOCK_FAKE_DRIVER:-$PWD/build/ci/tests/fake_driver/libfake_cuda.so}
     cd python/tests
-    exec "$python" -m pytest -q -p no:cacheprovider "$@"
+    exec "$python" "${tool[@]}" "$@"
     ;;
   environment)
     [[ ${2:-} != --new && -e $build/venv/bin/pytest ]] || make_test_environment
@@ -184,7 +187,7 @@ case "${1:-}" in
     exec "$build/tools/bin/python" -B "$@"
     ;;
   *)
-    echo "usage: python.sh install | test | one | environment | test-frameworks | beside | gpu-test | train | format | stubs | tool" >&2
+    echo "usage: python.sh install | test | one | differ | environment | test-frameworks | beside | gpu-test | train | format | stubs | tool" >&2
     exit 2
     ;;
 esac
