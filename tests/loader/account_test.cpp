@@ -222,7 +222,7 @@ TEST_F(LoaderLink, AnIdleConsumerWaitsForTheLink) {
     const double at_least = static_cast<double>(kBatches * kBytes) / 5e6;
     EXPECT_GE(s.transfer_seconds, 0.4 * at_least);
     EXPECT_GE(s.seconds, 0.9 * at_least);
-    EXPECT_GE(s.stall_seconds, 0.9 * at_least);
+    EXPECT_GE(s.stall_seconds, 0.5 * at_least) << "the consumer may come late";
     EXPECT_GE(s.exposed_transfer_seconds, 0.4 * at_least);
     EXPECT_EQ(s.limited_by(), FeedLimit::link) << s;
   }
