@@ -56,7 +56,7 @@ struct ModelledFeed {
   std::size_t batch = 0;  ///< samples
   /// Seconds of the consumer's stream between two batches. The host does not wait for that work.
   double step_seconds = 0;
-  ModelledLoader loader;  ///< that is wrapped
+  ModelledLoader loader = {};  ///< that is wrapped
   std::size_t prefetch_depth = 2;
   unsigned threads = 0;  ///< of the host, that gather; 0: as many as were measured
 };
