@@ -45,7 +45,7 @@ SharedPages::SharedPages(std::size_t bytes, const char* name) : SharedPages(-1, 
 
 SharedPages SharedPages::attach(int file) {
   struct stat facts{};
-  if (fstat(file, &facts) != 0) refuse_pages("fstat", 0);
+  if (fstat(file, &facts) != 0 && errno != EBADF) refuse_pages("fstat", 0);
   if (!S_ISREG(facts.st_mode) || facts.st_size <= 0) {
     throw InvalidArgument(fmt::format("descriptor {} is not of shared memory", file));
   }
