@@ -141,7 +141,7 @@ void add_read(CLI::App& doctor, DoctorOptions& options) {
 void add_measured_loader(CLI::App& doctor, DoctorOptions& options) {
   CLI::App* command =
       doctor.add_subcommand("loader", "Measure a PyTorch DataLoader, without a GPU and a model");
-  add_loader(*command, "FILE.py:NAME", options)->required()->type_name("");
+  add_loader(*command, "LOADER", options)->required()->type_name("FILE.py:NAME");
   add_measurement(*command, options);
   add_json(*command, options.json, "the verdict");
   command->footer(
