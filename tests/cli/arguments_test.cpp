@@ -119,6 +119,9 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       {"ph": "X", "cat": "kernel", "ts": 1, "dur": 1, "args": {"device": 0}}]})";
   }
   std::ofstream(command.home() / "budget.txt") << "no pageable-copies\n";
+  std::ofstream(command.home() / "verdict.json")
+      << R"({"samples_per_batch": 99.6, "stages": {"fetch": 0.8, "collate": 0.2, "consumer": null},
+      "busy_seconds": 0.1, "receive_seconds": 0.002, "workers": {"configured": 3, "processors": 2}})";
   std::filesystem::create_directories(command.home() / "bin");
   const auto write_program = [&](const char* name, const char* script) {
     std::ofstream(command.home() / "bin" / name) << "#!/bin/sh\n" << script;
