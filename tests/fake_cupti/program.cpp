@@ -63,7 +63,7 @@ constexpr std::uint64_t kMicrosecond = 1000;
 }
 
 /// Steps of 20 ms with a batch each of a loader that takes less, whose own threads wait for each other.
-void feed_group(std::uint64_t steps) {
+[[gnu::noinline]] void feed_group(std::uint64_t steps) {
   using namespace penstock;
   const FieldReaderPtr samples =
       read_callback({.name = "samples", .dtype = DType::uint8, .shape = {1}}, 2 * steps,
@@ -79,7 +79,7 @@ void feed_group(std::uint64_t steps) {
 }
 
 /// Steps with a batch each of a loader that takes 5 ms for one.
-void feed(std::uint64_t steps) {
+[[gnu::noinline]] void feed(std::uint64_t steps) {
   using namespace penstock;
   const FieldReaderPtr samples = read_callback({.name = "samples", .dtype = DType::uint8, .shape = {1}},
                                                steps, [](std::uint64_t, std::span<std::byte> to) {
@@ -119,7 +119,7 @@ void wait_for_recorder() {
   }
 }
 
-void act(std::string_view word) {
+[[gnu::noinline]] void act(std::string_view word) {
   if (word == "init") fake_init();
   if (word.starts_with("driver=")) ::dlopen(std::string(word.substr(7)).c_str(), RTLD_NOW);
   if (word.starts_with("steps=")) {
