@@ -1214,7 +1214,7 @@ TEST_F(Recorder, HearsOfWaitsForLoadersOfCompiledPrograms) {
   const CommandResult result = run({"fed=2", "init", "fed=30"});
   EXPECT_EQ(result.status, 0);
   EXPECT_THAT(result.errors, AllOf(HasSubstr("waiting-for-data"), HasSubstr("penstock::Loader::next"),
-                                   HasSubstr("program.cpp(95): ")));
+                                   HasSubstr("program.cpp(94): ")));
 }
 
 // Code that is gone before anybody can ask for its name, and bytes of no sense in its place.
