@@ -940,7 +940,7 @@ TEST_F(Recorder, SaysThatPlacesOfCompiledProgramsNeedATool) {
   command_.environment[0] = "PATH=/nowhere";
   const json report = examine({"init", "steps=30"});
   EXPECT_THAT(places_in(report).at("synchronizations"), StartsWith("recorder_program: +0x"));
-  EXPECT_THAT(report.at("processes")[0].at("not_examined").dump(), HasSubstr("Install binutils"));
+  EXPECT_THAT(report.at("processes")[0].at("notes").dump(), HasSubstr("Install binutils"));
 }
 
 /// Interpreters whose frames can be read: those of the PATH, and pyenv's.
