@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
-#include <optional>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -88,16 +87,15 @@ class Asked {
   pid_t process_ = -1;
 };
 
-/// nullopt: there is no program to ask.
-std::optional<std::string> ask(const std::filesystem::path& file, std::span<const std::uint64_t> addresses,
-                               Clock::time_point deadline) {
+std::string ask(const std::filesystem::path& file, std::span<const std::uint64_t> addresses,
+                Clock::time_point deadline) {
   for (const char* const program : {"llvm-addr2line", "addr2line"}) {
     std::vector<std::string> words{program, "-a", "-f", "-C", "-i", "-e", file.string()};
     for (const std::uint64_t address : addresses) words.push_back(fmt::format("{:#x}", address));
     Asked asked(std::move(words));
     if (asked.started()) return asked.answer(deadline);
   }
-  return std::nullopt;
+  return {};
 }
 
 /// "train.cpp:12 (discriminator 3)"; "??:0" and "??:?" are not known.
@@ -127,9 +125,7 @@ std::vector<std::vector<CodePlace>> LineReader::operator()(const std::filesystem
   for (std::size_t first = 0; first < unknown.size(); first += kMostAddresses) {
     const auto some = std::span(unknown).subspan(first, std::min(kMostAddresses, unknown.size() - first));
     const auto begin = Clock::now();
-    const std::optional<std::string> answer = ask(file, some, begin + patience_);
-    is_missing_ = !answer;
-    std::vector<std::vector<CodePlace>> places = parse_lines(answer.value_or(""));
+    std::vector<std::vector<CodePlace>> places = parse_lines(ask(file, some, begin + patience_));
     patience_ -= std::min(patience_, std::chrono::nanoseconds(Clock::now() - begin));
     places.resize(some.size());
     for (std::size_t i = 0; i < some.size(); ++i) known[some[i]] = std::move(places[i]);

@@ -22,11 +22,8 @@ class LineReader {
 
   [[nodiscard]] std::vector<std::vector<CodePlace>> operator()(const std::filesystem::path& file,
                                                                std::span<const std::uint64_t> addresses);
-  /// True if there was no program to ask.
-  [[nodiscard]] bool is_missing() const noexcept { return is_missing_; }
 
  private:
-  bool is_missing_ = false;
   std::chrono::nanoseconds patience_;  ///< that is left
   std::map<std::filesystem::path, std::map<std::uint64_t, std::vector<CodePlace>>> known_;
 };

@@ -46,11 +46,6 @@ struct Examined {
 
 bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !timeline.work.empty(); }
 
-constexpr const char* kNoLineReader =
-    "Places of compiled code are addresses: there is no addr2line. Install binutils, and then read the "
-    "recording again "
-    "(--record FOLDER keeps it).";
-
 /// `wanted`: the number of the process to draw; without it, the first one that used a GPU is drawn.
 Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name,
                  std::optional<std::uint64_t> wanted) {
@@ -59,7 +54,6 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
   std::vector<std::int64_t> numbers;
   for (Recording& recording : read_recordings(folder, &examined.unread)) {
     name_code_places(recording, lines);
-    if (lines.is_missing()) recording.timeline.notes.emplace_back(kNoLineReader);
     const std::string process = fmt::format("{}, process {}", name, recording.process);
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));
