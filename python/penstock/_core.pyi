@@ -706,18 +706,10 @@ class NativeLoader:
     def describe(self) -> list[str]: ...
 
     @property
-    def feeds_once(self) -> bool:
-        """
-        True if each byte crosses one link. False: each process brings whole batches.
-        """
-
-    @property
     def batches_per_epoch(self) -> int: ...
 
     @property
     def samples_per_epoch(self) -> int: ...
-
-    def batches_left(self) -> int: ...
 
     def close(self) -> None: ...
 

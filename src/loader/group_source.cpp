@@ -22,12 +22,9 @@ std::vector<std::shared_ptr<DeviceRing>> GroupSource::rings() const {
 /// Takes the parts of the next batch. A member without a part says so, since its loader's epoch ends. With a
 /// batch sampler, each member's epoch also ends with the whole one.
 bool GroupSource::come_to(const Turn& turn) {
-  const auto end_if_stopping = [&] {
-    if (turn.stopped()) throw ProductionStopped{};
-  };
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Member& member = members_[i];
-    if (member.loader) parts_[i] = member.loader->next(member.push, end_if_stopping);
+    if (member.loader) parts_[i] = next_part(*member.loader, member.push, turn);
   }
   return true;
 }
@@ -96,20 +93,15 @@ void GroupSource::go_to(const Sampler& place) {
   for (Member& member : members_) {
     if (!member.loader) continue;
     member.sampler->go_to(place);
-    restart_parts(member);
+    restart_parts(*member.loader);
   }
 }
 
 void GroupSource::leave() {
   for (std::optional<DeviceBatch>& part : parts_) part.reset();
   for (Member& member : members_) {
-    if (member.loader) restart_parts(member);
+    if (member.loader) restart_parts(*member.loader);
   }
-}
-
-/// Begins another epoch than the one that the member's loader is in.
-void GroupSource::restart_parts(Member& member) {
-  member.loader->start_epoch(member.loader->state().epoch + 1);
 }
 
 void GroupSource::synchronize() {

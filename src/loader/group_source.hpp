@@ -85,7 +85,6 @@ class GroupSource final : public BatchSource {
   void add_members(const GroupLinks& links, const BatchOrder& order);
   void add_loader(std::size_t member, const GroupLinks& links, const BatchOrder& order, std::size_t budget);
   [[nodiscard]] const Member& first_receiver() const noexcept { return members_[receivers_[0]]; }
-  void restart_parts(Member& member);
 
   const LoaderOptions& options_;
   const DeviceGroup group_;

@@ -2,7 +2,6 @@
 
 #include "core/shared/pause.hpp"
 #include "core/shared/wait_quietly.hpp"
-#include "loader/whole_batches.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -50,10 +49,7 @@ bool RankSource::come_to(const Turn& turn) {
 
 /// Puts this process's part where the others find it. False if it is to stop.
 bool RankSource::offer(const Turn& turn) {
-  const auto end_if_stopped = [&] {
-    if (turn.stopped()) throw ProductionStopped{};
-  };
-  if (std::optional<DeviceBatch> part = loader_->next(put_, end_if_stopped)) {
+  if (std::optional<DeviceBatch> part = next_part(*loader_, put_, turn)) {
     group_->parts().put(turn.number, *part, put_);
     part.reset();
     placed_.record(put_);
@@ -109,11 +105,8 @@ void RankSource::go_to(const Sampler& place) {
   group_->go_to(place.state());
   shares_->restart();
   sampler_of_parts_->go_to(place);
-  restart_parts();
+  restart_parts(*loader_);
 }
-
-/// Begins another epoch than the one that the loader of the parts is in.
-void RankSource::restart_parts() { loader_->start_epoch(loader_->state().epoch + 1); }
 
 void RankSource::close(std::uint64_t handed_out) {
   static_cast<void>(drain());

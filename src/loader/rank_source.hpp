@@ -3,6 +3,7 @@
 #include "loader/batch_parts.hpp"
 #include "loader/batch_source.hpp"
 #include "loader/rank_group.hpp"
+#include "loader/whole_batches.hpp"
 
 #include <penstock/loader/loader.hpp>
 
@@ -44,7 +45,7 @@ class RankSource final : public BatchSource {
   void fail(const std::exception_ptr& error) noexcept override;
 
   void go_to(const Sampler& place) override;
-  void leave() override { restart_parts(); }
+  void leave() override { restart_parts(*loader_); }
   void close(std::uint64_t handed_out) override;
 
   void synchronize() override { loader_->synchronize(); }
@@ -57,7 +58,6 @@ class RankSource final : public BatchSource {
   [[nodiscard]] bool offer(const Turn& turn);
   [[nodiscard]] static bool wait_for(const Event& event, const Turn& turn);
   [[nodiscard]] bool drain() const noexcept;
-  void restart_parts();
   [[nodiscard]] std::string describe_part() const;
 
   const std::shared_ptr<RankGroup> group_;

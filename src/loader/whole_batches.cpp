@@ -74,6 +74,15 @@ std::shared_ptr<DeviceRing> make_group_ring(const Device& device, std::size_t bu
   return std::make_shared<DeviceRing>(device, memory, whole, options, position);
 }
 
+std::optional<DeviceBatch> next_part(Loader& parts, const Stream& stream, const Turn& turn) {
+  const auto end_if_stopped = [&] {
+    if (turn.stopped()) throw ProductionStopped{};
+  };
+  return parts.next(stream, end_if_stopped);
+}
+
+void restart_parts(Loader& parts) { parts.start_epoch(parts.state().epoch + 1); }
+
 void count_copies_of_parts(FeedStatistics& statistics) noexcept {
   if (statistics.link_bytes == 0) return;
   statistics.transfer_seconds += std::exchange(statistics.kernel_seconds, 0);

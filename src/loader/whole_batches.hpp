@@ -8,11 +8,13 @@
 #include <penstock/data/dataset.hpp>
 #include <penstock/data/sampler.hpp>
 #include <penstock/loader/feed_plan.hpp>
+#include <penstock/loader/loader.hpp>
 #include <penstock/loader/loader_options.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 /// What sources have in common whose batches come in parts, each over a link of its own.
 namespace penstock {
@@ -28,6 +30,13 @@ namespace penstock {
 /// the caller's to set.
 [[nodiscard]] LoaderOptions options_of_parts(const LoaderOptions& whole, std::shared_ptr<PartSampler> sampler,
                                              std::uint64_t largest);
+
+/// The part of the turn's batch, ready on `stream`; nullopt if it has none, since the epoch of `parts` then
+/// ends. Throws ProductionStopped if the thread is to stop.
+[[nodiscard]] std::optional<DeviceBatch> next_part(Loader& parts, const Stream& stream, const Turn& turn);
+
+/// Begins another epoch than the one that `parts` is in.
+void restart_parts(Loader& parts);
 
 /// How a device's budget is shared.
 struct GroupBudget {

@@ -110,12 +110,8 @@ void bind_loader(nb::module_& module) {
           nb::arg("member"), "The account of a device's own parts.")
       .def("timeline", [](NativeLoader& self) { return self.loader()->timeline(); })
       .def("describe", [](NativeLoader& self) { return self.loader()->describe(); })
-      .def_prop_ro(
-          "feeds_once", [](NativeLoader& self) { return self.loader()->feeds_once(); },
-          "True if each byte crosses one link. False: each process brings whole batches.")
       .def_prop_ro("batches_per_epoch", [](NativeLoader& self) { return self.loader()->batches_per_epoch(); })
       .def_prop_ro("samples_per_epoch", [](NativeLoader& self) { return self.loader()->samples_per_epoch(); })
-      .def("batches_left", [](NativeLoader& self) { return self.loader()->batches_left(); })
       .def("close", [](NativeLoader& self) { self.loader().close(); });
 
   module.def("default_row_budget", &LoaderOptions::default_row_budget, nb::arg("host_bytes"),

@@ -64,8 +64,7 @@ void bind_destination(nb::module_& module) {
                   "This process's device, in a group of processes.")
       .def("send", &EngineDestination::send, nb::arg("tree").none(), nb::arg("expand"),
            "Sends a nest: a flight to each device that receives. With other processes, they send an equal "
-           "nest, and "
-           "it blocks until it is there.")
+           "nest, and it blocks until it is there.")
       .def("tell", &EngineDestination::tell, nb::arg("error"),
            "Has the other processes fail, in place of sending; without any, does nothing.");
 }
