@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace penstock {
@@ -238,25 +239,17 @@ class BatchLine::Request {
   std::optional<DrawnBatches::Asking> asking_;
 };
 
-/// Calls `take` with what a wait is to call.
-template <typename Take>
-auto BatchLine::with_questions(const FunctionRef<void()>* while_waiting, Take&& take) {
-  if (!source_->awaits_others()) return take(while_waiting);
+std::optional<DeviceBatch> BatchLine::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
+  refuse_fork();
+  refuse_streams(1);
+  Request request(*this, stream);
   const auto since = std::chrono::steady_clock::now();
   const auto look = [&] {
     if (while_waiting != nullptr) (*while_waiting)();
     source_->refuse_late(since);
   };
   const FunctionRef<void()> looking(look);
-  return take(&looking);
-}
-
-std::optional<DeviceBatch> BatchLine::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
-  refuse_fork();
-  refuse_streams(1);
-  Request request(*this, stream);
-  const PublishedItem item = with_questions(
-      while_waiting, [&](const FunctionRef<void()>* ask) { return rings_[0]->take(stream, ask); });
+  const PublishedItem item = rings_[0]->take(stream, source_->awaits_others() ? &looking : while_waiting);
   std::optional<DeviceBatch> batch;
   if (item.slot != nullptr) batch.emplace(DeviceBatch(rings_[0], item.slot));
   request.has(item);

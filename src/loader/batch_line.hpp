@@ -84,8 +84,6 @@ class BatchLine {
   void publish_to_all(const PublishedItem& item);
   void end_waits();
 
-  template <typename Take>
-  [[nodiscard]] auto with_questions(const FunctionRef<void()>* while_waiting, Take&& take);
   void take_all(std::span<const Stream> streams, const FunctionRef<void()>* while_waiting);
   void drop(std::optional<Taken>& taken) noexcept;
   [[nodiscard]] bool drop_outdated() noexcept;
