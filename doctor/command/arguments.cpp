@@ -141,9 +141,13 @@ void add_read(CLI::App& doctor, DoctorOptions& options) {
 void add_measured_loader(CLI::App& doctor, DoctorOptions& options) {
   CLI::App* command =
       doctor.add_subcommand("loader", "Measure a PyTorch DataLoader, without a GPU and a model");
-  add_loader(*command, "LOADER", options)->required()->type_name("FILE.py:NAME");
+  add_loader(*command, "LOADER", options)->type_name("FILE.py:NAME REQUIRED");
   add_measurement(*command, options);
   add_json(*command, options.json, "the verdict");
+  // CLI11 takes no colon in a positional's name, and its own complaint has the name alone.
+  command->callback([&options] {
+    if (options.loader.empty()) throw CLI::RequiredError("FILE.py:NAME");
+  });
   command->footer(
       "Examples:\n"
       "  penstock doctor loader train.py:loader\n"
