@@ -413,9 +413,10 @@ struct SeenWait {
   std::size_t inner = 0;  ///< frames, from the innermost on, that are within next(); 0: it is in none
   std::uint8_t loader = kNoLoader;
 };
+/// A loader may be made of others. The program waits for the outermost one.
 SeenWait wait_in(std::span<const PythonFrame> frames) noexcept {
-  for (std::size_t i = 0; i < frames.size(); ++i) {
-    if (const std::uint8_t loader = code_of(frames[i]).loader; loader != kNoLoader) return {i + 1, loader};
+  for (std::size_t i = frames.size(); i > 0; --i) {
+    if (const std::uint8_t loader = code_of(frames[i - 1]).loader; loader != kNoLoader) return {i, loader};
   }
   return {};
 }

@@ -1209,6 +1209,25 @@ TEST_F(Recorder, SeesWaitsForPenstocksOwnLoaders) {
   }
 }
 
+TEST_F(Recorder, PlacesAWaitOutsideTheOutermostLoader) {
+  const auto pythons = interpreters();
+  if (pythons.empty()) GTEST_SKIP() << "there is no Python 3.10 to 3.14";
+  std::string package = kPackage;
+  package.replace(package.find("time.sleep(0.02)"), 16, "Source().__next__()");
+  // Not installed, so that its own lines are of the program, too.
+  command_.environment.push_back("PYTHONPATH=" + path("source"));
+  write("source/penstock/__init__.py", "");
+  write("source/penstock/_feed/iterator.py",
+        package + "class Source:\n    def __next__(self):\n        time.sleep(0.02)\n");
+  std::string program = kTraining;
+  program.replace(program.find("torch.utils.data.dataloader"), 27, "penstock._feed.iterator");
+  write("train.py", program);
+  const CommandResult result =
+      command_.run({"doctor", "--json", path("report.json"), "--", *pythons.begin(), path("train.py")});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(places_in(read_report())["waiting-for-data"], path("train.py") + "(13): batches");
+}
+
 TEST_F(Recorder, HearsOfWaitsForLoadersOfCompiledPrograms) {
   const CommandResult result = run({"fed=2", "init", "fed=30"});
   EXPECT_EQ(result.status, 0);

@@ -12,12 +12,12 @@ using Read = int (*)(NvmlDevice, unsigned*);
 
 class NvmlLibrary {
  public:
-  explicit NvmlLibrary(const char* path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {}
-  ~NvmlLibrary() {
-    if (handle_ != nullptr) dlclose(handle_);
+  explicit NvmlLibrary(const char* path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+    const auto init = find<int (*)()>("nvmlInit_v2");
+    is_ready_ = init != nullptr && init() == 0;
   }
-  NvmlLibrary(const NvmlLibrary&) = delete;
-  NvmlLibrary& operator=(const NvmlLibrary&) = delete;
+
+  [[nodiscard]] bool is_ready() const noexcept { return is_ready_; }
 
   template <typename Function>
   [[nodiscard]] Function find(const char* symbol) const {
@@ -32,16 +32,21 @@ class NvmlLibrary {
 
  private:
   void* handle_;
+  bool is_ready_ = false;
 };
+
+/// Never shut down: some drivers' NVML leaves a descriptor open for each time that it starts.
+const NvmlLibrary& nvml() {
+  static const NvmlLibrary library("libnvidia-ml.so.1");
+  return library;
+}
 
 }  // namespace
 
 LinkInfo link_from_nvml(const std::string& pci_bus_id) {
-  const NvmlLibrary library("libnvidia-ml.so.1");
-  const auto init = library.find<int (*)()>("nvmlInit_v2");
-  const auto shutdown = library.find<int (*)()>("nvmlShutdown");
+  const NvmlLibrary& library = nvml();
   const auto get = library.find<int (*)(const char*, NvmlDevice*)>("nvmlDeviceGetHandleByPciBusId_v2");
-  if (init == nullptr || shutdown == nullptr || get == nullptr || init() != 0) return {};
+  if (!library.is_ready() || get == nullptr) return {};
   LinkInfo link;
   NvmlDevice device = nullptr;
   if (get(pci_bus_id.c_str(), &device) == 0) {
@@ -50,7 +55,6 @@ LinkInfo link_from_nvml(const std::string& pci_bus_id) {
     link.max_generation = library.read("nvmlDeviceGetMaxPcieLinkGeneration", device);
     link.max_width = library.read("nvmlDeviceGetMaxPcieLinkWidth", device);
   }
-  shutdown();
   return link;
 }
 
