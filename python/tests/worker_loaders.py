@@ -162,10 +162,15 @@ class Counting:
 
 
 def check_all_free(pool):
-    """Fails if a slot is not free soon. No worker may have work."""
+    """Fails if a slot is not free soon. No worker may have work.
+
+    A batch that is left in flight may be dropped after the next workers were forked, who may have inherited it. Then
+    its slot is free once the pool has seen that they are gone, as it does when an epoch begins.
+    """
     deadline = time.monotonic() + 120
     claimed = []
     while time.monotonic() < deadline:
+        pool._return_lent()
         claimed = [number for number in range(pool.shared.slots) if pool.shared.claim(number) is not None]
         for number in claimed:
             pool.shared.give_up(number)
