@@ -113,31 +113,6 @@ Loader make_loader(const EngineDestination& destination, Dataset dataset, Loader
   return Loader(std::move(dataset), std::move(to), std::move(options));
 }
 
-std::vector<NativeLoader::ColumnRun> column_runs(const FeedPlan& plan) {
-  std::vector<std::size_t> columns;
-  for (std::size_t f = 0; f < plan.delivered().size(); ++f) {
-    if (plan.fields[f].is_column()) columns.push_back(f);
-  }
-  const auto field = [&](std::size_t f) -> const FieldPlan& { return plan.fields[f]; };
-  std::ranges::sort(columns, {}, [&](std::size_t f) { return field(f).slot_offset; });
-  std::vector<NativeLoader::ColumnRun> runs;
-  for (const std::size_t f : columns) {
-    if (!runs.empty()) {
-      auto& run = runs.back();
-      const FieldPlan& last = field(run.fields.back());
-      const std::size_t distance = field(f).slot_offset - last.slot_offset;
-      const bool alike = last.to == field(f).to && last.stored.shape == field(f).stored.shape;
-      if (alike && distance == run.samples * field(f).delivered_bytes) {
-        run.fields.push_back(f);
-        continue;
-      }
-    }
-    runs.push_back({.fields = {f}, .samples = plan.column_samples(field(f))});
-  }
-  std::erase_if(runs, [](const auto& run) { return run.fields.size() == 1; });
-  return runs;
-}
-
 }  // namespace
 
 Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arrays) {
@@ -150,16 +125,13 @@ NativeLoader::NativeLoader(EngineDestination destination, const Arrays& fields, 
                            nb::object mark)
     : destination_(std::move(destination)),
       mark_(std::move(mark)),
-      loader_(make_loader(destination_, make_dataset(fields), std::move(options)), destination_.engines()) {
-  // In the slots of another destination, columns do not lie as they travel.
-  if (loader_->destination().kind() == Destination::Kind::device) runs_ = column_runs(loader_->plan());
-}
+      loader_(make_loader(destination_, make_dataset(fields), std::move(options)), destination_.engines()) {}
 
 nb::object NativeLoader::next() {
   destination_.refuse_closed();
   return loader_.next([&](const KeepingLoader::Leases& leases) {
     if (destination_.is_to_all()) return make_all(leases);
-    return mark_.is_none() ? make_all(leases.front()) : make_again(leases.front());
+    return mark_.is_none() ? make_fields(destination_.engine(), leases.front()) : make_again(leases.front());
   });
 }
 
@@ -169,37 +141,6 @@ nb::list NativeLoader::make_all(const KeepingLoader::Leases& leases) const {
     all.append(make_fields(*destination_.engines()[i], leases[i]));
   }
   return all;
-}
-
-nb::list NativeLoader::make_all(const std::shared_ptr<LeaseStorage>& storage) const {
-  const DeviceBatch& leased = storage->batch();
-  std::vector<nb::object> made(leased.field_count());
-  if (Torch::get() != nullptr) {
-    for (const ColumnRun& run : runs_) take_apart(storage, run, made);
-  }
-  nb::list arrays;
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    arrays.append(made[i].is_valid() ? made[i] : make(storage, leased.field(i)));
-  }
-  return arrays;
-}
-
-void NativeLoader::take_apart(const std::shared_ptr<LeaseStorage>& storage, const ColumnRun& run,
-                              std::vector<nb::object>& made) const {
-  DeviceField all = storage->batch().field(run.fields.front());
-  const std::size_t samples = all.shape[0];
-  all.shape[0] = run.fields.size() * run.samples;
-  const nb::object one = make(storage, all);
-  // Between the columns of a smaller batch there are gaps.
-  const std::size_t gap = run.samples - samples;
-  nb::list sizes;
-  for (std::size_t i = 0; i < run.fields.size(); ++i) {
-    sizes.append(samples);
-    if (gap > 0) sizes.append(gap);
-  }
-  // PyTorch's unsafe_split takes a third longer.
-  const nb::tuple parts(nb::module_::import_("torch").attr("unsafe_split_with_sizes")(one, sizes));
-  for (std::size_t i = 0; i < run.fields.size(); ++i) made[run.fields[i]] = parts[gap > 0 ? 2 * i : i];
 }
 
 nb::list NativeLoader::make_again(const std::shared_ptr<LeaseStorage>& storage) {

@@ -25,11 +25,6 @@ namespace penstock::python {
 class NativeLoader {
  public:
   using Arrays = std::vector<std::pair<std::string, nb::object>>;
-  /// Columns of equal type and shape, one after the other in a slot.
-  struct ColumnRun {
-    std::vector<std::size_t> fields;
-    std::size_t samples = 0;  ///< that each has room for
-  };
 
   /// `mark`: batches are the same arrays again and again, one set for each slot of the ring, and each of
   /// these arrays is given to `mark` when it is made. None: new arrays for each batch.
@@ -61,16 +56,10 @@ class NativeLoader {
     return make_field(destination_.engine(), storage, field);
   }
   [[nodiscard]] nb::list make_all(const KeepingLoader::Leases& leases) const;
-  /// Makes one tensor of all columns, and takes it apart: that costs a fraction of importing each. The parts
-  /// are no views for autograd, so that changing one in place does not count as a change of the others.
-  void take_apart(const std::shared_ptr<LeaseStorage>& storage, const ColumnRun& run,
-                  std::vector<nb::object>& made) const;
-  [[nodiscard]] nb::list make_all(const std::shared_ptr<LeaseStorage>& storage) const;
   /// The same, in the arrays of the slot, if they were made before.
   [[nodiscard]] nb::list make_again(const std::shared_ptr<LeaseStorage>& storage);
 
   EngineDestination destination_;
-  std::vector<ColumnRun> runs_;
   nb::object mark_;
   std::vector<FixedLease> fixed_;
   std::uint64_t handed_out_ = 0;
