@@ -199,11 +199,13 @@ constexpr auto kCallRules = std::to_array<Rule>({
      .advice = {"no torch.cuda.empty_cache() in the loop; allocate buffers once, before it", ""},
      .compiled_advice = Advice{"allocate buffers once, before the loop; or cudaMallocAsync and cudaFreeAsync",
                                "penstock::make_device_pool(device)"},
-     .row = {"the GPU's memory is allocated or freed so often, other than in the order of a stream "
-             "(`cudaMallocAsync`). At least 4 steps are needed",
-             "0",
-             "what the GPU idles from these calls until it works again. Or, if it is more: all that it "
-             "idles, at most the calls"}},
+     .row =
+         {"the GPU's memory is allocated or freed in half of the steps after the first quarter of them. "
+          "`cudaMallocAsync`, which allocates in the order of a stream, does not count. At least 4 steps are "
+          "needed",
+          "0",
+          "what the GPU idles from these calls until it works again. Or, if it is more: all that it "
+          "idles, at most the calls"}},
 });
 
 }  // namespace

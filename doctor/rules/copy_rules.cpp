@@ -573,10 +573,11 @@ constexpr auto kCopyRules = std::to_array<Rule>({
                 "order the two. nvcc --default-stream per-thread also does without the default stream",
                 "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
                 "..."},
-     .row = {"asynchronous copies of more than 64 KiB from pinned memory [wait for kernels, or these for "
-             "them](#the-default-stream), only because one of the two is on the default stream. They are "
-             "exposed for 5 % of a step. `exposed-copies` leaves them out",
-             "as of `exposed-copies`", "as of `exposed-copies`"}},
+     .row =
+         {"an asynchronous copy of more than 64 KiB from pinned memory and a kernel [wait for each "
+          "other](#the-default-stream), only because the copy or the kernel is on the default stream. Such "
+          "copies are exposed for 5 % of a step. `exposed-copies` leaves them out",
+          "as of `exposed-copies`", "as of `exposed-copies`"}},
     {.id = "small-copies",
      .needs = Needs(Need::sizes),
      .find = find_small_copies,
