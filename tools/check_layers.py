@@ -17,11 +17,12 @@ LAYERS = {
     "memory": {"core", "device"},
     "transfer": {"core", "device", "memory"},
     "link": {"core", "device", "memory", "transfer"},
-    "data": {"core"},
-    "loader": {"core", "device", "memory", "transfer", "data"},
+    "decode": {"core"},
+    "data": {"core", "decode"},
+    "loader": {"core", "device", "memory", "transfer", "decode", "data"},
 }
 # Too slow to compile, or not installed where penstock is used.
-PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "zlib")
+PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "zlib", "jpeglib", "spng", "webp/")
 # For those who implement a device; callers have Device, Stream and Event.
 IMPLEMENTERS_HEADER = "penstock/device/backend.hpp"
 FOR_IMPLEMENTERS = "backend.hpp is for those who implement a device: use Device, Stream and Event"
