@@ -2,7 +2,8 @@
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(ZLIB REQUIRED)
-load_cache(${PENSTOCK_BUILT} READ_WITH_PREFIX penstock_built_ CMAKE_PROJECT_VERSION)
+load_cache(${PENSTOCK_BUILT} READ_WITH_PREFIX penstock_built_
+  CMAKE_PROJECT_VERSION PENSTOCK_JPEG_LIBRARY PENSTOCK_PNG_LIBRARY PENSTOCK_WEBP_LIBRARY)
 set(penstock_version ${penstock_built_CMAKE_PROJECT_VERSION})
 
 add_library(penstock::penstock STATIC IMPORTED)
@@ -10,6 +11,11 @@ set_target_properties(penstock::penstock PROPERTIES
   IMPORTED_LOCATION ${PENSTOCK_BUILT}/src/libpenstock.a
   INTERFACE_INCLUDE_DIRECTORIES ${CMAKE_CURRENT_SOURCE_DIR}/../include
   INTERFACE_LINK_LIBRARIES "Threads::Threads;fmt::fmt;ZLIB::ZLIB;${CMAKE_DL_LIBS}")
+foreach(format JPEG PNG WEBP)
+  if(penstock_built_PENSTOCK_${format}_LIBRARY)
+    target_link_libraries(penstock::penstock INTERFACE ${penstock_built_PENSTOCK_${format}_LIBRARY})
+  endif()
+endforeach()
 # The command, the doctor in it, and what both share.
 foreach(part cli:command doctor:doctor cli/shared:cli_shared)
   string(REPLACE : ";" part ${part})

@@ -1,3 +1,5 @@
+#include "core/shared/splitmix.hpp"
+
 #include <penstock/core/error.hpp>
 #include <penstock/core/permutation.hpp>
 
@@ -19,14 +21,6 @@ constexpr unsigned kMinimumBits = 6;
 
 // Positions computed together: a whole number of vectors on every processor, and few enough for the stack.
 constexpr std::size_t kBlock = 256;
-
-constexpr std::uint64_t splitmix(std::uint64_t& state) noexcept {
-  state += 0x9E3779B97F4A7C15u;
-  std::uint64_t z = state;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
 
 // One round's function of the other half. It is the 32-bit mixer "lowbias32" of Wellons' hash prospector,
 // keyed before each multiplication. The template serves single words and vectors of them.

@@ -79,8 +79,8 @@ using PictureOperation = std::variant<RandomResizedCrop, ResizeShorterSide, Resi
 /// Operations that make views of pictures, all of one size. A value. Threads may share it.
 class Augmentation {
  public:
-  /// Throws InvalidArgument for sizes below 1, wrong parameters, an operation that resizes behind another one
-  /// that resizes or pads, and operations whose results differ in size.
+  /// Throws InvalidArgument for sides outside of 1 to 65,535, wrong parameters, a second operation that
+  /// resizes, and operations whose results would differ in size.
   explicit Augmentation(std::vector<PictureOperation> operations);
 
   /// Of every view's window.

@@ -1,0 +1,34 @@
+#pragma once
+
+#include "decode/resampler.hpp"
+#include "decode/shared/picture_decoder.hpp"
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+namespace penstock {
+
+/// The pictures of one format, one after the other.
+class FormatDecoder {
+ public:
+  FormatDecoder() = default;
+  virtual ~FormatDecoder() = default;
+  FormatDecoder(const FormatDecoder&) = delete;
+  FormatDecoder& operator=(const FormatDecoder&) = delete;
+
+  /// Reads the header of `file`, which lives until the next call or this one's end. Throws PictureError.
+  virtual PictureSize open(std::span<const std::byte> file) = 0;
+
+  /// Renders a view of the opened picture, which it fits, once. Throws PictureError.
+  virtual void render(const PictureView& view, Resampler& resampler, std::span<std::byte> target) = 0;
+};
+
+/// If the library is not there, they throw a PictureError that says what to install.
+[[nodiscard]] std::unique_ptr<FormatDecoder> make_jpeg_decoder();
+[[nodiscard]] std::unique_ptr<FormatDecoder> make_png_decoder();
+[[nodiscard]] std::unique_ptr<FormatDecoder> make_webp_decoder();
+
+[[noreturn]] void throw_truncated();
+
+}  // namespace penstock
