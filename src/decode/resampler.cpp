@@ -88,19 +88,17 @@ void mirror(ResizeTaps& taps) {
       __builtin_shufflevector(block, zero, 12, 16, 16, 16, 13, 16, 16, 16, 14, 16, 16, 16, 15, 16, 16, 16));
 }
 
-/// Rounds sums that are larger by a half. The sums of a bilinear filter lie between its inputs.
-template <ResizeFilter kFilter>
-[[gnu::always_inline]] inline void round_sums(const Pixels& sums, Values& values) noexcept {
-  values = __builtin_convertvector(sums, Values);
-  if constexpr (kFilter == ResizeFilter::bicubic) {
-    values = values > 0 ? values : Values{};
-    values = values > 255 ? Values{} + 255 : values;
-  }
+/// A bicubic filter's sums can lie outside of the bytes' values.
+template <typename Integers>
+[[gnu::always_inline]] inline void clamp(Integers& values) noexcept {
+  values = values > 0 ? values : Integers{};
+  values = values > 255 ? Integers{} + 255 : values;
 }
 
-/// A picture's row, resized: its outputs two by two, of which each lane sums every second input.
-template <ResizeFilter kFilter, int kPairs>
-[[gnu::always_inline]] inline void resize_row(const ResizeTaps& taps, const float* weights, const float* row,
+/// A row, resized. Each half of a vector sums every second input. kPairs is the number of vectors that make
+/// an output of a bilinear filter; 0 is any filter.
+template <int kPairs>
+[[gnu::always_inline]] inline void sum_inputs(const ResizeTaps& taps, const float* weights, const float* row,
                                               float* resized) noexcept {
   const int pairs = kPairs > 0 ? kPairs : taps.count / 2;
   const Pixels* weight = reinterpret_cast<const Pixels*>(weights);
@@ -108,35 +106,20 @@ template <ResizeFilter kFilter, int kPairs>
     const Pixels* input = reinterpret_cast<const Pixels*>(row + 4 * first);
     Pixels sums = weight[0] * input[0];
     for (int k = 1; k < pairs; ++k) sums += weight[k] * input[k];
-    const Pixel sum = __builtin_shufflevector(sums, sums, 0, 1, 2, 3) +
-                      __builtin_shufflevector(sums, sums, 4, 5, 6, 7) + 0.5f;
+    const Pixel even = __builtin_shufflevector(sums, sums, 0, 1, 2, 3);
+    const Pixel odd = __builtin_shufflevector(sums, sums, 4, 5, 6, 7);
+    const Pixel sum = even + odd + 0.5f;
     Ints value = __builtin_convertvector(sum, Ints);
-    if constexpr (kFilter == ResizeFilter::bicubic) {
-      value = value > 0 ? value : Ints{};
-      value = value > 255 ? Ints{} + 255 : value;
-    }
+    if constexpr (kPairs == 0) clamp(value);
     *reinterpret_cast<Pixel*>(resized) = __builtin_convertvector(value, Pixel);
     weight += pairs;
     resized += 4;
   }
 }
 
-[[gnu::always_inline]] inline void resize_bytes(ResizeFilter filter, const ResizeTaps& taps,
-                                                const float* weights, const std::uint8_t* bytes, float* row,
-                                                float* resized) noexcept {
-  for (int x = 0; x < taps.input_count; x += kBlock) widen(bytes + 4 * x, row + 4 * x);
-  if (filter == ResizeFilter::bicubic)
-    return resize_row<ResizeFilter::bicubic, 0>(taps, weights, row, resized);
-  if (taps.count == 2) return resize_row<ResizeFilter::bilinear, 1>(taps, weights, row, resized);
-  if (taps.count == 4) return resize_row<ResizeFilter::bilinear, 2>(taps, weights, row, resized);
-  resize_row<ResizeFilter::bilinear, 0>(taps, weights, row, resized);
-}
-
-/// Packs four pixels: 3 bytes for each, or in 3 planes of `plane` bytes. 16 bytes can be written at packed +
-/// 3 * x.
-[[gnu::always_inline]] inline void pack(const Values& low, const Values& high, std::size_t x,
-                                        std::size_t plane, PixelLayout layout,
-                                        std::uint8_t* packed) noexcept {
+/// Packs four pixels: 3 bytes for each, of 16 that are written, or in 3 planes of `plane` bytes.
+[[gnu::always_inline]] inline void pack(const Values& low, const Values& high, std::size_t plane,
+                                        PixelLayout layout, std::uint8_t* packed) noexcept {
   const Values both = low | high << 16;
   const Ints even = __builtin_shufflevector(both, both, 0, 1, 2, 3);
   const Ints odd = __builtin_shufflevector(both, both, 4, 5, 6, 7);
@@ -144,84 +127,12 @@ template <ResizeFilter kFilter, int kPairs>
   if (layout == PixelLayout::hwc) {
     const Bytes pixels =
         __builtin_shufflevector(planes, planes, 0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11, 12, 13, 14, 15);
-    std::memcpy(packed + 3 * x, &pixels, sizeof(pixels));
+    std::memcpy(packed, &pixels, sizeof(pixels));
     return;
   }
   for (std::size_t c = 0; c < 3; ++c) {
-    std::memcpy(packed + c * plane + x, reinterpret_cast<const char*>(&planes) + 4 * c, 4);
+    std::memcpy(packed + c * plane, reinterpret_cast<const char*>(&planes) + 4 * c, 4);
   }
-}
-
-/// The weighed sum of `rows`, packed.
-template <ResizeFilter kFilter>
-[[gnu::always_inline]] inline void sum_rows(const float* weights, std::span<const float* const> rows,
-                                            std::size_t plane, PixelLayout layout,
-                                            std::uint8_t* packed) noexcept {
-  for (std::size_t x = 0; x < plane; x += kBlock) {
-    Pixels low = Pixels{} + 0.5f;
-    Pixels high = low;
-    for (std::size_t k = 0; k < rows.size(); ++k) {
-      const Pixels* pixels = reinterpret_cast<const Pixels*>(rows[k] + 4 * x);
-      low += weights[k] * pixels[0];
-      high += weights[k] * pixels[1];
-    }
-    Values low_values;
-    Values high_values;
-    round_sums<kFilter>(low, low_values);
-    round_sums<kFilter>(high, high_values);
-    pack(low_values, high_values, x, plane, layout, packed);
-  }
-}
-
-[[gnu::always_inline]] inline void sum_rows(ResizeFilter filter, const float* weights,
-                                            std::span<const float* const> rows, std::size_t plane,
-                                            PixelLayout layout, std::uint8_t* packed) noexcept {
-  if (filter == ResizeFilter::bicubic)
-    return sum_rows<ResizeFilter::bicubic>(weights, rows, plane, layout, packed);
-  sum_rows<ResizeFilter::bilinear>(weights, rows, plane, layout, packed);
-}
-
-struct Kernels {
-  void (*resize_bytes)(ResizeFilter, const ResizeTaps&, const float*, const std::uint8_t*, float*,
-                       float*) noexcept;
-  void (*sum_rows)(ResizeFilter, const float*, std::span<const float* const>, std::size_t, PixelLayout,
-                   std::uint8_t*) noexcept;
-};
-
-void resize_bytes_generic(ResizeFilter filter, const ResizeTaps& taps, const float* weights,
-                          const std::uint8_t* bytes, float* row, float* resized) noexcept {
-  resize_bytes(filter, taps, weights, bytes, row, resized);
-}
-
-void sum_rows_generic(ResizeFilter filter, const float* weights, std::span<const float* const> rows,
-                      std::size_t plane, PixelLayout layout, std::uint8_t* packed) noexcept {
-  sum_rows(filter, weights, rows, plane, layout, packed);
-}
-
-// Without fused multiplication, so that all processors give the same bytes.
-#if defined(__x86_64__)
-[[gnu::target("avx2")]] void resize_bytes_avx2(ResizeFilter filter, const ResizeTaps& taps,
-                                               const float* weights, const std::uint8_t* bytes, float* row,
-                                               float* resized) noexcept {
-  resize_bytes(filter, taps, weights, bytes, row, resized);
-}
-
-[[gnu::target("avx2")]] void sum_rows_avx2(ResizeFilter filter, const float* weights,
-                                           std::span<const float* const> rows, std::size_t plane,
-                                           PixelLayout layout, std::uint8_t* packed) noexcept {
-  sum_rows(filter, weights, rows, plane, layout, packed);
-}
-#endif
-
-const Kernels& kernels() noexcept {
-  static constexpr Kernels generic{resize_bytes_generic, sum_rows_generic};
-#if defined(__x86_64__)
-  static constexpr Kernels avx2{resize_bytes_avx2, sum_rows_avx2};
-  static const bool has_avx2 = __builtin_cpu_supports("avx2");
-  return has_avx2 ? avx2 : generic;
-#else
-  return generic;
-#endif
 }
 
 std::size_t padded(int pixels) noexcept {
@@ -267,27 +178,72 @@ void Resampler::begin(const PictureView& view, int shrink, std::span<std::byte> 
   column_.reserve(static_cast<std::size_t>(down_.count));
 }
 
+float* Resampler::ring_row(int row) noexcept {
+  return ring_.data() + static_cast<std::size_t>(row % down_.count) * 4 * padded(visible_.width);
+}
+
 void Resampler::add_row(const std::uint8_t* pixels) noexcept {
-  const std::size_t row_floats = 4 * padded(visible_.width);
-  const auto row_at = [&](int row) {
-    return ring_.data() + static_cast<std::size_t>(row % down_.count) * row_floats;
-  };
-  kernels().resize_bytes(style_.filter, across_, across_weights_.data(), pixels, row_.data(),
-                         row_at(rows_in_++));
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  if (has_avx2) return take_row_avx2(pixels);
+#endif
+  take_row(pixels);
+}
+
+// Without fused multiplication, so that all processors give the same bytes.
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] void Resampler::take_row_avx2(const std::uint8_t* pixels) noexcept {
+  take_row(pixels);
+}
+#endif
+
+[[gnu::always_inline]] inline void Resampler::take_row(const std::uint8_t* pixels) noexcept {
+  resize_row(pixels);
   while (rows_out_ < visible_.height) {
     const int first = down_.first[static_cast<std::size_t>(rows_out_)];
     if (std::min(first + down_.count, needed_.height) > rows_in_) return;
     column_.clear();
-    for (int k = 0; k < down_.count; ++k) column_.push_back(row_at(first + k));
+    for (int k = 0; k < down_.count; ++k) column_.push_back(ring_row(first + k));
+    sum_column();
     write_row();
     ++rows_out_;
   }
 }
 
-void Resampler::write_row() noexcept {
-  const std::size_t plane = padded(visible_.width);
+[[gnu::always_inline]] inline void Resampler::resize_row(const std::uint8_t* pixels) noexcept {
+  for (int x = 0; x < needed_.width; x += kBlock) widen(pixels + 4 * x, row_.data() + 4 * x);
+  float* resized = ring_row(rows_in_++);
+  const int pairs = style_.filter == ResizeFilter::bilinear ? across_.count / 2 : 0;
+  if (pairs == 1) return sum_inputs<1>(across_, across_weights_.data(), row_.data(), resized);
+  if (pairs == 2) return sum_inputs<2>(across_, across_weights_.data(), row_.data(), resized);
+  sum_inputs<0>(across_, across_weights_.data(), row_.data(), resized);
+}
+
+/// Packs the weighed sum of the rows in column_.
+[[gnu::always_inline]] inline void Resampler::sum_column() noexcept {
   const float* weights = down_.weights.data() + static_cast<std::size_t>(rows_out_ * down_.count);
-  kernels().sum_rows(style_.filter, weights, column_, plane, style_.layout, packed_.data());
+  const std::size_t plane = padded(visible_.width);
+  std::uint8_t* packed = packed_.data();
+  const PixelLayout layout = style_.layout;
+  const std::size_t step = layout == PixelLayout::hwc ? 3 * kBlock : kBlock;
+  const std::span<const float* const> rows = column_;
+  for (std::size_t x = 0; x < plane; x += kBlock, packed += step) {
+    Pixels low = Pixels{} + 0.5f;
+    Pixels high = low;
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      const Pixels* pixels = reinterpret_cast<const Pixels*>(rows[k] + 4 * x);
+      low += weights[k] * pixels[0];
+      high += weights[k] * pixels[1];
+    }
+    Values low_values = __builtin_convertvector(low, Values);
+    Values high_values = __builtin_convertvector(high, Values);
+    clamp(low_values);
+    clamp(high_values);
+    pack(low_values, high_values, plane, layout, packed);
+  }
+}
+
+void Resampler::write_row() noexcept {
   const PictureRectangle& window = view_.window;
   const int y = visible_.top + rows_out_;
   const int row = view_.flip_vertically ? window.height - 1 - y : y;
@@ -301,7 +257,7 @@ void Resampler::write_row() noexcept {
   const std::size_t target_plane =
       static_cast<std::size_t>(window.width) * static_cast<std::size_t>(window.height);
   for (std::size_t c = 0; c < 3; ++c)
-    std::memcpy(target_.data() + c * target_plane + at, packed_.data() + c * plane, width);
+    std::memcpy(target_.data() + c * target_plane + at, packed_.data() + c * padded(visible_.width), width);
 }
 
 }  // namespace penstock

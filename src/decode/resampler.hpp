@@ -40,7 +40,12 @@ class Resampler {
   void add_row(const std::uint8_t* pixels) noexcept;
 
  private:
+  void take_row(const std::uint8_t* pixels) noexcept;
+  void take_row_avx2(const std::uint8_t* pixels) noexcept;
+  void resize_row(const std::uint8_t* pixels) noexcept;
+  void sum_column() noexcept;
   void write_row() noexcept;
+  [[nodiscard]] float* ring_row(int row) noexcept;
 
   PictureStyle style_;
   PictureView view_;
