@@ -2,7 +2,7 @@
 # Provides the needs of a target: setup.sh GROUP...
 #
 # Groups: build, test, bench, python, lint, tsan, demo, pages. Installs missing packages with apt-get if that
-# is allowed. Otherwise names them and exits with a non-zero status.
+# is allowed. Otherwise names them and exits with a non-zero status. A build goes on without the optional ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -58,6 +58,9 @@ build  | fmt                                 | libfmt-dev                   | ha
 build  | nlohmann-json                       | nlohmann-json3-dev           | has_header nlohmann/json.hpp
 build  | CLI11                               | libcli11-dev                 | has_header CLI/CLI.hpp
 build  | zlib                                | zlib1g-dev                   | has_header zlib.h
+build  | optional, for JPEG: libjpeg-turbo   | libjpeg-dev                  | has_header jpeglib.h
+build  | optional, for PNG: libspng          | libspng-dev                  | has_header spng.h
+build  | optional, for WebP: libwebp         | libwebp-dev                  | has_header webp/decode.h
 test   | GoogleTest                          | libgtest-dev                 | has_header gtest/gtest.h
 test   | GoogleMock                          | libgmock-dev                 | has_header gmock/gmock.h
 bench  | Google Benchmark                    | libbenchmark-dev             | has_header benchmark/benchmark.h
@@ -92,7 +95,11 @@ stop() {
   echo "$1" >&2
   printf '  %s\n' "${missing_names[@]}" >&2
   [ -z "${2:-}" ] || echo "$2" >&2
-  exit 1
+  local name
+  for name in "${missing_names[@]}"; do
+    [[ $name == optional,* ]] || exit 1
+  done
+  exit 0
 }
 
 for group in "$@"; do

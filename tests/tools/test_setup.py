@@ -91,6 +91,16 @@ class Setup(unittest.TestCase):
         self.assertIn("GoogleTest", result.stderr)
         self.assertIn("libgtest-dev libgmock-dev", result.stderr)
 
+    def test_a_build_goes_on_without_what_is_optional(self):
+        self.put("c++", "#!/bin/sh\n! grep -q -e jpeglib -e spng -e webp\n")
+        for user in (ORDINARY_USER, ROOT_USER):
+            self.put("id", user)
+            self.put_apt_get("exit 100")
+            result = self.run_setup("build")
+            self.assertEqual(result.returncode, 0)
+            self.assertIn("libjpeg-turbo", result.stderr)
+            self.assertIn("sudo apt-get install libjpeg-dev libspng-dev libwebp-dev", result.stderr)
+
     def test_an_unknown_group_is_an_error(self):
         self.assertEqual(self.run_setup("biuld").returncode, 2)
 
