@@ -6,6 +6,7 @@ doctor/tests/recorder/recording_test.cpp expect of each what its name says. Only
 Usage: make_corpus.py [DIRECTORY]
 """
 
+import base64
 import gzip
 import io
 import json
@@ -540,9 +541,42 @@ RECORDING = {
     "bad-ring": recording(ring=8),
 }
 
+def png(bits=8, color_type=2, interlaced=0, data=b"", size=(3, 2)):
+    """A picture whose rows are `data`."""
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", *size, bits, color_type, 0, 0, interlaced)
+    palette = chunk(b"PLTE", bytes(range(48))) if color_type == 3 else b""
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + palette + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+JPEG = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDACgcHiMeGSgjISMtKygwPGRBPDc3PHtYXUlkkYCZlo+AjIqgtObDoKrarYqMyP/L2u71////m8H////6"
+    "/+b9//j/2wBDASstLTw1PHZBQXb4pYyl+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj/wAARCAAQABAD"
+    "ASIAAhEBAxEB/8QAFQABAQAAAAAAAAAAAAAAAAAABAL/xAAbEAACAgMBAAAAAAAAAAAAAAABAgADBBESIf/EABUBAQEAAAAAAAAAAAAAAAAAAAID"
+    "/8QAGREAAgMBAAAAAAAAAAAAAAAAAQIAAxES/9oADAMBAAIRAxEAPwBgyFMNdSbW2JFA6bUQz8eCTZDW3CRvUC2Gf//Z"
+)
+WEBP = base64.b64decode(
+    "UklGRkYAAABXRUJQVlA4IDoAAACwAQCdASoQABAAB0CWJbACdAEJyyFAAP7DWHbThqUZou77Z3+h/+5CUFjjSJoVFxPgtqAlnj+oOEQA"
+)
+
+PICTURE = {
+    "ok-jpeg": JPEG,
+    "ok-webp": WEBP,
+    "ok-png": png(data=(b"\0" + bytes(9)) * 2),
+    "ok-png-palette": png(4, 3, data=(b"\0" + bytes(2)) * 2),
+    "ok-png-interlaced": png(16, 0, 1, data=b"\0\0\0" * 3 + b"\0" + bytes(6) + b"\0" + bytes(6)),
+    "bad-jpeg-cut": JPEG[:-2],
+    "bad-png-cut": png(data=b"\0")[:-4],
+    "bad-png-bomb": png(size=(65535, 65535)),
+    "bad-webp-cut": WEBP[:-2],
+    "bad-text": b"a text named .jpg",
+}
+
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
-    folders = {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "idx": IDX, "idx_gz": GZ, "trace": TRACE}
+    folders = {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "idx": IDX, "idx_gz": GZ, "trace": TRACE, "picture": PICTURE}
     for folder, files in {**folders, "recording": RECORDING}.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

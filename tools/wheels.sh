@@ -39,6 +39,12 @@ make_tools() {
   packages=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   zig=$packages/ziglang/zig
   headers=$packages/pgm_build_deps  # which pip brings along from 3.11 on only
+  # Of the decoders, only libjpeg-turbo runs with that old a glibc. Its headers lie beside those of a newer one.
+  mkdir -p "$tools/jpeg"
+  local header
+  for header in jpeglib.h jmorecfg.h jerror.h jconfig.h; do
+    cp "$(find /usr/include -name $header -print -quit)" "$tools/jpeg/"
+  done
   for kind in cc c++; do
     printf '#!/bin/sh\nexec "%s" %s -target %s-linux-gnu.%s "$@"\n' "$zig" "$kind" "$(uname -m)" "$glibc" >"$tools/bin/$kind"
     chmod +x "$tools/bin/$kind"
@@ -62,6 +68,8 @@ build() {
     CC=$tools/bin/cc CXX=$tools/bin/c++ CXXFLAGS="-include cstdio" LDFLAGS="$unwinder -Wl,--allow-shlib-undefined" CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} quietly \
       "$python" -m pip wheel --no-deps --wheel-dir "$wheels/raw" \
       --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG" \
+      --config-settings "cmake.define.PENSTOCK_DECODERS=JPEG" \
+      --config-settings "cmake.define.PENSTOCK_JPEG_DIR=$tools/jpeg" \
       --config-settings "cmake.define.CLI11_ROOT=$headers/cli11" \
       --config-settings "cmake.define.nlohmann_json_ROOT=$headers/nlohmann_json" \
       --config-settings "build-dir=$wheels/cmake/$version" .

@@ -66,8 +66,8 @@ bool has_end_marker(std::span<const std::byte> scans) {
   return std::find_end(scans.begin(), scans.end(), std::begin(marker), std::end(marker)) != scans.end();
 }
 
-/// How much smaller the picture is decoded. The decoder's way to shrink is coarse, so the resampler shrinks by two or
-/// more after it.
+/// How much smaller the picture is decoded. The decoder's way to shrink is coarse, so the resampler shrinks
+/// by two or more after it.
 int shrink_of(const PictureView& view) {
   int shrink = 1;
   while (shrink < 8 && view.crop.width >= 4 * shrink * view.resized.width &&

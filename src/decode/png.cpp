@@ -35,11 +35,15 @@ void saturate(std::uint8_t* row, std::size_t width) {
   }
 }
 
+constexpr std::size_t kMaximumChunkBytes = std::size_t{16} << 20;
+
 class PngDecoder final : public FormatDecoder {
  public:
   PictureSize open(std::span<const std::byte> file) override {
     png_.reset(spng_ctx_new(0));
     if (!png_) throw OutOfMemory("host memory", sizeof(spng_ihdr), 0, 0);
+    // Packed texts and profiles can be bombs: the library unpacks them, too.
+    check(spng_set_chunk_limits(png_.get(), kMaximumChunkBytes, kMaximumChunkBytes));
     check(spng_set_png_buffer(png_.get(), file.data(), file.size()));
     check(spng_get_ihdr(png_.get(), &header_));
     if (!has_last_chunk(file)) throw_truncated();
