@@ -152,38 +152,35 @@ void check(bool right, const char* what, double value) {
   if (!right) throw InvalidArgument(fmt::format("{}, not {}.", what, value));
 }
 
-void check_size(PictureSize size) {
+void check_sides(PictureSize size) {
   for (const int side : {size.width, size.height}) {
     check(side >= 1 && side <= kMaximumSide, "The sides of an augmented picture are 1 to 65,535 pixels",
           side);
   }
 }
 
-void check(const RandomResizedCrop& operation) {
-  check_size(operation.size);
-  check(operation.scale_low > 0 && operation.scale_low <= operation.scale_high,
-        "The smallest part that a random crop takes is above 0 and at most the largest", operation.scale_low);
-  check(operation.scale_high <= 1, "The largest part that a random crop takes is at most 1",
-        operation.scale_high);
-  check(operation.ratio_low > 0 && operation.ratio_low <= operation.ratio_high &&
-            std::isfinite(operation.ratio_high),
-        "The smallest ratio of a random crop is above 0 and at most the largest", operation.ratio_low);
+template <typename Operation>
+void check(const Operation& operation) {
+  if constexpr (requires { operation.size; }) check_sides(operation.size);
+  if constexpr (requires { operation.shorter_side; })
+    check_sides({operation.shorter_side, operation.shorter_side});
+  if constexpr (requires { operation.padding; }) {
+    check(operation.padding >= 0 && operation.padding <= kMaximumSide, "Padding is 0 to 65,535 pixels",
+          operation.padding);
+  }
+  if constexpr (requires { operation.probability; }) {
+    check(operation.probability >= 0 && operation.probability <= 1, "The probability of a flip is 0 to 1",
+          operation.probability);
+  }
+  if constexpr (std::is_same_v<Operation, RandomResizedCrop>) {
+    const auto& [size, scale_low, scale_high, ratio_low, ratio_high] = operation;
+    check(scale_low > 0 && scale_low <= scale_high,
+          "The smallest part of a crop is above 0 and at most the largest", scale_low);
+    check(scale_high <= 1, "The largest part of a crop is at most 1", scale_high);
+    check(ratio_low > 0 && ratio_low <= ratio_high && std::isfinite(ratio_high),
+          "The smallest ratio of a crop is above 0 and at most the largest", ratio_low);
+  }
 }
-void check(const ResizeShorterSide& operation) {
-  check_size({operation.shorter_side, operation.shorter_side});
-}
-void check(const Resize& operation) { check_size(operation.size); }
-void check(const CenterCrop& operation) { check_size(operation.size); }
-void check(const RandomCrop& operation) {
-  check_size(operation.size);
-  check(operation.padding >= 0 && operation.padding <= kMaximumSide, "Padding is 0 to 65,535 pixels",
-        operation.padding);
-}
-void check_flip(double probability) {
-  check(probability >= 0 && probability <= 1, "The probability of a flip is 0 to 1", probability);
-}
-void check(const RandomHorizontalFlip& operation) { check_flip(operation.probability); }
-void check(const RandomVerticalFlip& operation) { check_flip(operation.probability); }
 
 template <typename Operation>
 constexpr bool kResizes = std::is_same_v<Operation, RandomResizedCrop> ||

@@ -86,25 +86,22 @@ std::unique_ptr<FormatDecoder> make_png_decoder() { throw_missing("PNG", "libspn
 std::unique_ptr<FormatDecoder> make_webp_decoder() { throw_missing("WebP", "libwebp", "libwebp-dev"); }
 #endif
 
+namespace {
+// As in PictureFormat.
+constexpr std::unique_ptr<FormatDecoder> (*kMakeDecoder[])() = {make_jpeg_decoder, make_png_decoder,
+                                                                make_webp_decoder};
+}  // namespace
+
 PictureFormat picture_format(std::span<const std::byte> file) noexcept {
   const Signature* signature = signature_of(file);
   return signature != nullptr ? signature->format : PictureFormat::other;
 }
 
 bool can_decode(PictureFormat format) noexcept {
-  switch (format) {
-#ifdef PENSTOCK_HAS_JPEG
-    case PictureFormat::jpeg:
-#endif
-#ifdef PENSTOCK_HAS_PNG
-    case PictureFormat::png:
-#endif
-#ifdef PENSTOCK_HAS_WEBP
-    case PictureFormat::webp:
-#endif
-      return true;
-    default:
-      return false;
+  try {
+    return format != PictureFormat::other && kMakeDecoder[static_cast<std::size_t>(format)]() != nullptr;
+  } catch (const Error&) {
+    return false;
   }
 }
 
@@ -115,12 +112,10 @@ struct PictureDecoder::State {
   std::vector<std::uint8_t> row{};
 
   FormatDecoder& decoder_of(std::span<const std::byte> file) {
-    constexpr std::unique_ptr<FormatDecoder> (*kMake[])() = {make_jpeg_decoder, make_png_decoder,
-                                                             make_webp_decoder};
     const PictureFormat format = picture_format(file);
     if (format == PictureFormat::other) throw_other(file);
     const auto index = static_cast<std::size_t>(format);
-    if (!decoders[index]) decoders[index] = kMake[index]();
+    if (!decoders[index]) decoders[index] = kMakeDecoder[index]();
     return *decoders[index];
   }
 
