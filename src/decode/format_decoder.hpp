@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string_view>
 
 namespace penstock {
 
@@ -30,5 +31,9 @@ class FormatDecoder {
 [[nodiscard]] std::unique_ptr<FormatDecoder> make_webp_decoder();
 
 [[noreturn]] void throw_truncated();
+
+[[nodiscard]] inline std::string_view text_of(std::span<const std::byte> file) noexcept {
+  return {reinterpret_cast<const char*>(file.data()), file.size()};
+}
 
 }  // namespace penstock

@@ -60,12 +60,6 @@ void count_scans(j_common_ptr jpeg) {
   jump(errors);
 }
 
-/// Whether the image has an end. The marker cannot be part of compressed data.
-bool has_end_marker(std::span<const std::byte> scans) {
-  constexpr std::byte marker[] = {std::byte{0xFF}, std::byte{JPEG_EOI}};
-  return std::find_end(scans.begin(), scans.end(), std::begin(marker), std::end(marker)) != scans.end();
-}
-
 /// How much smaller the picture is decoded. The decoder's way to shrink is coarse, so the resampler shrinks
 /// by two or more after it.
 int shrink_of(const PictureView& view) {
@@ -106,7 +100,9 @@ class JpegDecoder final : public FormatDecoder {
       jpeg_mem_src(&jpeg_, reinterpret_cast<const unsigned char*>(file.data()), file.size());
       jpeg_read_header(&jpeg_, TRUE);
     });
-    if (!has_end_marker(file.last(jpeg_.src->bytes_in_buffer))) throw_truncated();
+    // The marker of the end cannot be part of compressed data.
+    const auto scans = text_of(file.last(jpeg_.src->bytes_in_buffer));
+    if (scans.rfind("\xFF\xD9") == std::string_view::npos) throw_truncated();
     return {static_cast<int>(jpeg_.image_width), static_cast<int>(jpeg_.image_height)};
   }
 

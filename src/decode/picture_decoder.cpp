@@ -48,7 +48,7 @@ constexpr Signature kSignatures[] = {
 };
 
 const Signature* signature_of(std::span<const std::byte> file) noexcept {
-  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  const std::string_view text = text_of(file);
   for (const Signature& signature : kSignatures) {
     if (text.size() >= signature.offset && text.substr(signature.offset).starts_with(signature.bytes))
       return &signature;
@@ -87,9 +87,36 @@ std::unique_ptr<FormatDecoder> make_webp_decoder() { throw_missing("WebP", "libw
 #endif
 
 namespace {
+
 // As in PictureFormat.
 constexpr std::unique_ptr<FormatDecoder> (*kMakeDecoder[])() = {make_jpeg_decoder, make_png_decoder,
                                                                 make_webp_decoder};
+
+bool is_within(int begin, int length, int whole) {
+  return begin >= 0 && length >= 1 && length <= whole - begin;
+}
+
+std::uint64_t pixel_count(int width, int height) {
+  return static_cast<std::uint64_t>(width) * static_cast<std::uint64_t>(height);
+}
+
+void check_view(const PictureView& view, PictureSize size, std::size_t target_bytes) {
+  const PictureRectangle& crop = view.crop;
+  if (!is_within(crop.left, crop.width, size.width) || !is_within(crop.top, crop.height, size.height)) {
+    throw InvalidArgument(fmt::format("A crop of {}x{} at ({}, {}) is not within the picture of {}x{}.",
+                                      crop.width, crop.height, crop.left, crop.top, size.width, size.height));
+  }
+  const PictureRectangle& window = view.window;
+  if (view.resized.width < 1 || view.resized.height < 1 || window.width < 1 || window.height < 1) {
+    throw InvalidArgument("A view has a size of 1x1 or more.");
+  }
+  const std::uint64_t bytes = 3 * pixel_count(window.width, window.height);
+  if (bytes != target_bytes) {
+    throw InvalidArgument(fmt::format("A view of {}x{} has {} bytes, and the target has {}.", window.width,
+                                      window.height, bytes, target_bytes));
+  }
+}
+
 }  // namespace
 
 PictureFormat picture_format(std::span<const std::byte> file) noexcept {
@@ -121,8 +148,7 @@ struct PictureDecoder::State {
 
   PictureSize open(FormatDecoder& decoder, std::span<const std::byte> file) const {
     const PictureSize size = decoder.open(file);
-    const std::uint64_t pixels =
-        static_cast<std::uint64_t>(size.width) * static_cast<std::uint64_t>(size.height);
+    const std::uint64_t pixels = pixel_count(size.width, size.height);
     if (pixels == 0) throw PictureError("The picture has no pixels. Leave it out.");
     if (pixels > maximum_pixels) {
       throw PictureError(fmt::format(
@@ -132,32 +158,6 @@ struct PictureDecoder::State {
     return size;
   }
 };
-
-namespace {
-
-bool is_within(int begin, int length, int whole) {
-  return begin >= 0 && length >= 1 && length <= whole - begin;
-}
-
-void check_view(const PictureView& view, PictureSize size, std::size_t target_bytes) {
-  const PictureRectangle& crop = view.crop;
-  if (!is_within(crop.left, crop.width, size.width) || !is_within(crop.top, crop.height, size.height)) {
-    throw InvalidArgument(fmt::format("A crop of {}x{} at ({}, {}) is not within the picture of {}x{}.",
-                                      crop.width, crop.height, crop.left, crop.top, size.width, size.height));
-  }
-  const PictureRectangle& window = view.window;
-  if (view.resized.width < 1 || view.resized.height < 1 || window.width < 1 || window.height < 1) {
-    throw InvalidArgument("A view has a size of 1x1 or more.");
-  }
-  const std::uint64_t bytes =
-      std::uint64_t{3} * static_cast<unsigned>(window.width) * static_cast<unsigned>(window.height);
-  if (bytes != target_bytes) {
-    throw InvalidArgument(fmt::format("A view of {}x{} has {} bytes, and the target has {}.", window.width,
-                                      window.height, bytes, target_bytes));
-  }
-}
-
-}  // namespace
 
 PictureDecoder::PictureDecoder(PictureStyle style, std::uint64_t maximum_pixels)
     : state_(new State{Resampler(style), maximum_pixels}) {}
@@ -178,8 +178,7 @@ void PictureDecoder::decode(std::span<const std::byte> file, const PictureView& 
 
 void PictureDecoder::render(std::span<const std::byte> pixels, PictureSize size, const PictureView& view,
                             std::span<std::byte> target) {
-  if (pixels.size() !=
-      std::size_t{3} * static_cast<unsigned>(size.width) * static_cast<unsigned>(size.height)) {
+  if (pixels.size() != 3 * pixel_count(size.width, size.height)) {
     throw InvalidArgument(fmt::format("A picture of {}x{} has 3 bytes for each pixel, not {} in all.",
                                       size.width, size.height, pixels.size()));
   }

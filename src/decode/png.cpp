@@ -19,13 +19,6 @@ void check(int error) {
     throw PictureError(fmt::format("The PNG is damaged: {}.", spng_strerror(error)));
 }
 
-/// Whether the file has its last chunk.
-bool has_last_chunk(std::span<const std::byte> file) {
-  constexpr unsigned char chunk[] = {'I', 'E', 'N', 'D', 0xAE, 0x42, 0x60, 0x82};
-  const auto end = std::as_bytes(std::span(chunk));
-  return std::find_end(file.begin(), file.end(), end.begin(), end.end()) != file.end();
-}
-
 /// Grey of 16 bits becomes colours as in Pillow, which has all from 255 on white.
 void saturate(std::uint8_t* row, std::size_t width) {
   for (std::size_t x = width; x-- > 0;) {
@@ -46,7 +39,7 @@ class PngDecoder final : public FormatDecoder {
     check(spng_set_chunk_limits(png_.get(), kMaximumChunkBytes, kMaximumChunkBytes));
     check(spng_set_png_buffer(png_.get(), file.data(), file.size()));
     check(spng_get_ihdr(png_.get(), &header_));
-    if (!has_last_chunk(file)) throw_truncated();
+    if (text_of(file).rfind("IEND\xAE\x42\x60\x82") == std::string_view::npos) throw_truncated();
     return {static_cast<int>(header_.width), static_cast<int>(header_.height)};
   }
 

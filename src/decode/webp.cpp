@@ -7,34 +7,22 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace penstock {
 
 namespace {
 
-const char* reason(VP8StatusCode status) {
-  switch (status) {
-    case VP8_STATUS_OUT_OF_MEMORY:
-      return "it needs more memory than there is";
-    case VP8_STATUS_UNSUPPORTED_FEATURE:
-      return "libwebp does not know a feature of it";
-    case VP8_STATUS_SUSPENDED:
-    case VP8_STATUS_NOT_ENOUGH_DATA:
-      return "it ends too early";
-    default:
-      return "its bytes make no picture";
-  }
-}
-
 void check(VP8StatusCode status) {
-  if (status != VP8_STATUS_OK) throw PictureError(fmt::format("The WebP is damaged: {}.", reason(status)));
+  if (status == VP8_STATUS_OK) return;
+  throw PictureError(fmt::format("The WebP is damaged: libwebp's status is {}.", static_cast<int>(status)));
 }
 
 /// What the file says of its length.
 std::size_t stated_bytes(std::span<const std::byte> file) {
   std::uint32_t bytes = 0;
-  for (std::size_t i = 4; i-- > 0;) bytes = bytes << 8 | std::to_integer<std::uint32_t>(file[4 + i]);
+  std::memcpy(&bytes, file.data() + 4, sizeof(bytes));
   return std::size_t{bytes} + 8;
 }
 

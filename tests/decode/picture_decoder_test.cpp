@@ -12,7 +12,8 @@ namespace {
 
 using test::Image;
 
-std::string error_of(std::span<const std::byte> file, std::uint64_t maximum_pixels = PictureDecoder::kMaximumPixels) {
+std::string error_of(std::span<const std::byte> file,
+                     std::uint64_t maximum_pixels = PictureDecoder::kMaximumPixels) {
   PictureDecoder decoder({}, maximum_pixels);
   try {
     test::decode(decoder, file, whole_picture(decoder.size(file)));
@@ -70,11 +71,15 @@ TEST_P(EveryKind, ResizesItsCrop) {
   }
 }
 
-TEST_P(EveryKind, IsRefusedIfItIsCut) {
+TEST_P(EveryKind, IsRefusedIfItIsCutWhateverTheView) {
+  std::vector<std::byte> target(3);
+  const PictureView corner{{0, 0, 1, 1}, {1, 1}, {0, 0, 1, 1}};
   for (std::size_t i = 0; i < 100; ++i) {
     const auto cut = std::span(file_).first(file_.size() * i / 100);
-    EXPECT_NE(error_of(cut), "") << "at " << cut.size() << " of " << file_.size();
+    EXPECT_THROW(decoder_.decode(cut, corner, target), PictureError) << cut.size() << " of " << file_.size();
   }
+  EXPECT_THROW(decoder_.decode(std::span(file_).first(file_.size() - 3), corner, target), PictureError);
+  decoder_.decode(file_, corner, target);
 }
 
 TEST_P(EveryKind, EndsWithAnErrorOrAPictureIfBitsAreFlipped) {
@@ -156,18 +161,6 @@ TEST(PictureDecoder, NamesWhatItDoesNotDecode) {
   EXPECT_EQ(picture_format(bytes_of("GIF89a")), PictureFormat::other);
   EXPECT_EQ(picture_format(test::every_kind().at("jpeg_22").file), PictureFormat::jpeg);
   EXPECT_EQ(picture_format(test::every_kind().at("webp").file), PictureFormat::webp);
-}
-
-TEST(PictureDecoder, RefusesATruncatedPictureWhateverTheView) {
-  for (const char* kind : {"jpeg_22", "progressive_22", "png_8_of_2", "webp"}) {
-    const auto& file = test::every_kind().at(kind).file;
-    PictureDecoder decoder;
-    std::vector<std::byte> target(3);
-    const PictureView corner{{0, 0, 1, 1}, {1, 1}, {0, 0, 1, 1}};
-    EXPECT_THROW(decoder.decode(std::span(file).first(file.size() - 3), corner, target), PictureError)
-        << kind;
-    decoder.decode(file, corner, target);
-  }
 }
 
 TEST(PictureDecoder, TakesAJpegWithBytesBehindItsEnd) {
