@@ -163,11 +163,19 @@ TEST(PictureDecoder, NamesWhatItDoesNotDecode) {
   EXPECT_EQ(picture_format(test::every_kind().at("webp").file), PictureFormat::webp);
 }
 
-TEST(PictureDecoder, TakesAJpegWithBytesBehindItsEnd) {
-  auto file = test::every_kind().at("jpeg_22").file;
-  const Image& image = test::every_kind().at("jpeg_22").image;
-  file.insert(file.end(), 1000, std::byte{0x20});
+TEST(PictureDecoder, ReadsOverWhatIsNoneOfAJpegsPixels) {
+  const auto& [jpeg, image] = test::every_kind().at("jpeg_22");
+  std::string segments =
+      std::string("\xFF\xE1\0\x10", 4) + "Exif broken\xFF\xD9.";  // with the end of a thumbnail
+  for (int i = 0; i < 300; ++i) segments += "\xFF\xFE\xFF\xFF" + std::string(65'533, 'c');
+  auto file = jpeg;
+  const auto inserted = bytes_of(segments);
+  file.insert(file.begin() + 2, inserted.begin(), inserted.end());
   PictureDecoder decoder;
+  std::vector<std::byte> cut(file.begin(), file.end() - 100);
+  EXPECT_THROW(static_cast<void>(decoder.size(cut)), PictureError)
+      << "the thumbnail's end is not the picture's";
+  file.insert(file.end(), 1000, std::byte{0x20});
   EXPECT_EQ(test::decode(decoder, file, whole_picture(image.size)).pixels, image.pixels);
 }
 
