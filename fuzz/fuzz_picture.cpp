@@ -12,7 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const penstock::PictureSize stored = decoder.size(file);
     if (stored.width < 1 || stored.height < 1 || stored.width * stored.height > 1 << 16) std::abort();
-    const penstock::PictureRectangle crop{stored.width / 3, stored.height / 3, 1 + stored.width / 2, 1 + stored.height / 2};
+    const penstock::PictureRectangle crop{stored.width / 3, stored.height / 3, 1 + stored.width / 2,
+                                          1 + stored.height / 2};
     std::array<std::byte, 3 * 8 * 8> target;
     decoder.decode(file, {crop, {8, 7}, {-1, 1, 8, 8}, true, false}, target);
   } catch (const penstock::PictureError&) {

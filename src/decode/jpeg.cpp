@@ -3,8 +3,6 @@
 #include "decode/format_decoder.hpp"
 
 #include <fmt/format.h>
-#include <jerror.h>
-#include <jpeglib.h>  // needs <cstdio>
 
 #include <algorithm>
 #include <csetjmp>
@@ -13,6 +11,11 @@
 #include <cstring>
 #include <string>
 #include <vector>
+
+// clang-format off: each needs what is before it, <cstdio> first
+#include <jpeglib.h>
+#include <jerror.h>
+// clang-format on
 
 namespace penstock {
 

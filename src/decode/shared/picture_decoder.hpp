@@ -37,10 +37,10 @@ struct PictureStyle {
   PixelLayout layout = PixelLayout::hwc;
 };
 
-/// Decodes views of JPEG, PNG and WebP pictures. What has one channel, a palette, alpha or CMYK becomes RGB as
-/// Pillow's convert("RGB") has it. EXIF orientation is ignored. Of a JPEG, only the pixels of the view are
-/// decoded. Bytes differ from Pillow's (up to version 12) by one at most. If a JPEG shrinks by four or more, it
-/// is first decoded smaller: some of its bytes then differ by more. Keeps scratch memory for the largest
+/// Decodes views of JPEG, PNG and WebP pictures. What has one channel, a palette, alpha or CMYK becomes RGB
+/// as Pillow's convert("RGB") has it. EXIF orientation is ignored. Of a JPEG, only the pixels of the view are
+/// decoded. Bytes differ from Pillow's (up to version 12) by one at most. If a JPEG shrinks by four or more,
+/// it is first decoded smaller: some of its bytes then differ by more. Keeps scratch memory for the largest
 /// picture so far. For one thread at a time.
 class PictureDecoder {
  public:
