@@ -38,7 +38,7 @@ struct LimitWords {
   std::string_view name;
   std::string_view label;
 };
-constexpr std::array<LimitWords, 12> kLimits{{{FeedLimit::unknown, "unknown", "too few batches"},
+constexpr std::array<LimitWords, 13> kLimits{{{FeedLimit::unknown, "unknown", "too few batches"},
                                               {FeedLimit::consumer, "consumer", "your step"},
                                               {FeedLimit::link, "link", "transfer"},
                                               {FeedLimit::loader, "loader", "loader"},
@@ -47,6 +47,7 @@ constexpr std::array<LimitWords, 12> kLimits{{{FeedLimit::unknown, "unknown", "t
                                               {FeedLimit::transport, "transport", "transport"},
                                               {FeedLimit::pin, "pin", "pin"},
                                               {FeedLimit::gather, "gather", "host gather"},
+                                              {FeedLimit::decode, "decode", "decode"},
                                               {FeedLimit::device, "device", "device gather"},
                                               {FeedLimit::residency, "residency", "residency, once"},
                                               {FeedLimit::batches, "batches", "cost of a batch"}}};
@@ -378,7 +379,8 @@ FeedLimit FeedStatistics::limited_by() const noexcept {
   if (most == loader_share()) return slow_stage();
   if (most == transfer_share()) return FeedLimit::link;
   if (most != gather_share()) return FeedLimit::device;
-  return pins_while_sending(*this) ? FeedLimit::pin : FeedLimit::gather;
+  if (pins_while_sending(*this)) return FeedLimit::pin;
+  return decodes ? FeedLimit::decode : FeedLimit::gather;
 }
 
 FeedLimit FeedStatistics::slow_stage() const noexcept {
@@ -436,6 +438,11 @@ std::string FeedStatistics::sentence() const {
       return pin_sentence(*this, waited);
     case FeedLimit::gather:
       return gather_sentence(*this, waited);
+    case FeedLimit::decode:
+      return fmt::format(
+          "Decoding pictures on the host sets the pace: it ran {} of the time{}. Give the process more "
+          "processors, or store smaller pictures.",
+          percent(gather_share()), waited);
     case FeedLimit::device:
       return fmt::format(
           "Gathering samples on the device sets the pace: it ran {} of the time{}. The samples are in device "

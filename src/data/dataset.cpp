@@ -129,7 +129,7 @@ std::size_t Dataset::sample_bytes(std::size_t field) const {
 std::size_t Dataset::sample_bytes() const noexcept { return state_->all_bytes; }
 
 void Dataset::gather(std::size_t field, std::span<const std::uint64_t> indices,
-                     std::span<std::byte> destination, StoreKind stores) const {
+                     std::span<std::byte> destination, StoreKind stores, std::uint64_t epoch) const {
   const FieldReader& reader = state_->at(field);
   const std::size_t bytes = state_->sample_bytes[field];
   if (destination.size() % bytes != 0 || destination.size() / bytes != indices.size()) {
@@ -140,7 +140,7 @@ void Dataset::gather(std::size_t field, std::span<const std::uint64_t> indices,
   std::uint64_t largest = 0;
   for (const std::uint64_t index : indices) largest = std::max(largest, index);
   if (largest >= state_->sample_count) throw_past_end(reader.field(), indices, state_->sample_count);
-  reader.gather(indices, destination, stores);
+  reader.gather_in_epoch(epoch, indices, destination, stores);
 }
 
 std::span<const std::byte> Dataset::memory(std::size_t field) const { return state_->at(field).memory(); }
@@ -156,6 +156,13 @@ bool Dataset::is_file_mapping(std::size_t field) const { return state_->at(field
 const std::shared_ptr<const FieldReader>& Dataset::reader(std::size_t field) const {
   static_cast<void>(state_->at(field));
   return state_->readers[field];
+}
+
+bool decodes(const Dataset& dataset) noexcept {
+  for (std::size_t f = 0; f < dataset.field_count(); ++f) {
+    if (dataset.reader(f)->is_decoded()) return true;
+  }
+  return false;
 }
 
 }  // namespace penstock

@@ -92,7 +92,8 @@ SampleRun Sampler::peek() const noexcept {
           .size = sample_count_,
           .first = base_ + options_.shard.rank + taken_ * stride,
           .stride = stride,
-          .count = std::min(samples_left(), options_.batch_size)};
+          .count = std::min(samples_left(), options_.batch_size),
+          .epoch = epoch_};
 }
 
 SampleRun Sampler::next_run() noexcept {

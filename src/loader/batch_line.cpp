@@ -127,13 +127,16 @@ bool BatchLine::make_next(FunctionRef<bool()> stopped) {
 /// The samples of the next batch; none at an epoch's end. Nullopt if it is to stop.
 std::optional<SampleRun> BatchLine::choose() {
   if (!order_.drawn) return sampler_.next_run();
+  std::uint64_t epoch = 0;
   if (order_.shared) {
-    chosen_ = order_.shared->of(turn_);
+    const DrawnBatch& batch = order_.shared->of(turn_);
+    chosen_ = batch.indices;
+    epoch = batch.reading_epoch;
   } else {
     if (!order_.drawn->wait()) return std::nullopt;
-    order_.drawn->take(chosen_);
+    epoch = order_.drawn->take(chosen_);
   }
-  return SampleRun{.order = std::nullopt, .count = chosen_.size()};
+  return SampleRun{.order = std::nullopt, .count = chosen_.size(), .epoch = epoch};
 }
 
 /// False if it is to stop.
@@ -445,6 +448,7 @@ FeedStatistics BatchLine::complete(FeedStatistics statistics) const {
   }
   statistics.prefetch_depth = options_.prefetch_depth;
   statistics.sample_bytes = source_->dataset().sample_bytes();
+  statistics.decodes = decodes(source_->dataset());
   return statistics;
 }
 

@@ -114,7 +114,9 @@ void PartSampler::go_to(const Sampler& whole) {
 
 bool PartSampler::next(std::vector<std::uint64_t>& indices) {
   if (draws_ != nullptr) {
-    const std::vector<std::uint64_t>& whole = draws_->of(batch_);
+    const DrawnBatch& drawn = draws_->of(batch_);
+    const std::vector<std::uint64_t>& whole = drawn.indices;
+    reading_epoch_ = drawn.reading_epoch;
     const BatchSplit::Part part = shares_->of(batch_++).part(whole.size(), number_);
     const auto own =
         std::span(whole).subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.count));
@@ -126,6 +128,7 @@ bool PartSampler::next(std::vector<std::uint64_t>& indices) {
     whole_.start_epoch(whole_.epoch() + 1);
     run = whole_.next_run();
   }
+  reading_epoch_ = run.epoch;
   const BatchSplit::Part part = shares_->of(batch_++).part(run.count, number_);
   if (part.count == 0) return false;
   indices.resize(static_cast<std::size_t>(part.count));

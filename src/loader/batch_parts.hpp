@@ -97,6 +97,7 @@ class PartSampler final : public BatchSampler {
   void start_epoch(std::uint64_t /*epoch*/) override {}
   /// False if the part is empty.
   bool next(std::vector<std::uint64_t>& indices) override;
+  [[nodiscard]] std::uint64_t reading_epoch(std::uint64_t /*epoch*/) const override { return reading_epoch_; }
   [[nodiscard]] bool is_ready() const override { return draws_ == nullptr || draws_->has(batch_); }
 
  private:
@@ -105,6 +106,7 @@ class PartSampler final : public BatchSampler {
   const std::shared_ptr<BatchShares> shares_;
   const std::size_t number_;
   std::uint64_t batch_ = 0;
+  std::uint64_t reading_epoch_ = 0;
 };
 
 }  // namespace penstock

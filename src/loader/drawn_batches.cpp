@@ -91,6 +91,7 @@ void DrawnBatches::draw_into(Item& item) {
     } else {
       item.indices.clear();
     }
+    item.reading_epoch = sampler_->reading_epoch(epoch_);
   } catch (const BatchSampler::Interrupted&) {
     throw;
   } catch (...) {
@@ -131,11 +132,13 @@ bool DrawnBatches::is_drawn() const {
   return !stopped_ && !items_.empty();
 }
 
-void DrawnBatches::take(std::vector<std::uint64_t>& indices) {
+std::uint64_t DrawnBatches::take(std::vector<std::uint64_t>& indices) {
   const std::lock_guard lock(mutex_);
+  const std::uint64_t epoch = items_.front().reading_epoch;
   indices.swap(items_.front().indices);
   spare_.push_back(std::move(items_.front().indices));
   items_.pop_front();
+  return epoch;
 }
 
 void DrawnBatches::stop() noexcept {
@@ -156,12 +159,12 @@ void DrawnBatches::restart(std::uint64_t epoch, std::uint64_t generation) {
   begun_ = ended_ = stopped_ = false;
 }
 
-const std::vector<std::uint64_t>& SharedDraws::of(std::uint64_t item) {
+const DrawnBatch& SharedDraws::of(std::uint64_t item) {
   while (first_ + kept_.size() <= item) {
     if (!drawn_.wait()) throw BatchSampler::Interrupted{};
-    std::vector<std::uint64_t> indices = std::exchange(spare_, {});
-    drawn_.take(indices);
-    kept_.push_back(std::move(indices));
+    DrawnBatch batch{.indices = std::exchange(spare_, {})};
+    batch.reading_epoch = drawn_.take(batch.indices);
+    kept_.push_back(std::move(batch));
   }
   return kept_[static_cast<std::size_t>(item - first_)];
 }
@@ -170,7 +173,7 @@ bool SharedDraws::has(std::uint64_t item) const { return item < first_ + kept_.s
 
 void SharedDraws::forget_before(std::uint64_t item) {
   while (first_ < item && !kept_.empty()) {
-    spare_ = std::move(kept_.front());
+    spare_ = std::move(kept_.front().indices);
     kept_.pop_front();
     ++first_;
   }

@@ -49,8 +49,9 @@ class DrawnBatches {
   [[nodiscard]] bool wait();
   /// True if wait() would return at once, with something that is drawn.
   [[nodiscard]] bool is_drawn() const;
-  /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Only after wait().
-  void take(std::vector<std::uint64_t>& indices);
+  /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Returns the epoch in which
+  /// its samples are read. Only after wait().
+  std::uint64_t take(std::vector<std::uint64_t>& indices);
 
   /// Makes wait() return false until restart.
   void stop() noexcept;
@@ -61,6 +62,7 @@ class DrawnBatches {
   struct Item {
     std::vector<std::uint64_t> indices;  ///< none, and none lent: the epoch's end
     BatchSampler::Lent lent;             ///< until the producer has copied them
+    std::uint64_t reading_epoch = 0;
     std::exception_ptr error;
   };
   [[nodiscard]] bool is_wanted();
@@ -86,6 +88,12 @@ class DrawnBatches {
   bool stopped_ = false;
 };
 
+/// The samples of a batch, and the epoch in which they are read. None: an epoch's end.
+struct DrawnBatch {
+  std::vector<std::uint64_t> indices;
+  std::uint64_t reading_epoch = 0;
+};
+
 /// Drawn batches for several devices that each take a part, and look ahead by different numbers of them. A
 /// batch and an epoch's end are both items, and items count from the last restart. One thread at a time.
 class SharedDraws {
@@ -93,9 +101,9 @@ class SharedDraws {
   /// `drawn` outlives it. Nobody else takes from it.
   explicit SharedDraws(DrawnBatches& drawn) noexcept : drawn_(drawn) {}
 
-  /// The samples of an item; none: an epoch's end. Blocks until it is drawn. It stays until it is forgotten.
-  /// Throws the sampler's error, and BatchSampler::Interrupted if drawing is stopped.
-  [[nodiscard]] const std::vector<std::uint64_t>& of(std::uint64_t item);
+  /// Blocks until the item is drawn. It stays until it is forgotten. Throws the sampler's error, and
+  /// BatchSampler::Interrupted if drawing is stopped.
+  [[nodiscard]] const DrawnBatch& of(std::uint64_t item);
   /// True if an item, the next one after those that were asked for or an earlier one, is drawn.
   [[nodiscard]] bool has(std::uint64_t item) const;
   /// Items before `item` are not asked for any more.
@@ -106,7 +114,7 @@ class SharedDraws {
  private:
   DrawnBatches& drawn_;
   std::uint64_t first_ = 0;  ///< the number of the first item that is kept
-  std::deque<std::vector<std::uint64_t>> kept_;
+  std::deque<DrawnBatch> kept_;
   std::vector<std::uint64_t> spare_;
 };
 

@@ -45,6 +45,8 @@ FeedFacts collect_facts(const Dataset& dataset, const Device& device, std::size_
     field.samples = dataset.sample_count();
     field.sample_bytes = dataset.sample_bytes(f);
     field.strided = dataset.is_strided(f);
+    field.varies = dataset.reader(f)->varies_by_epoch();
+    field.decoded = dataset.reader(f)->is_decoded();
     const auto memory = dataset.memory(f);
     if (memory.empty()) continue;
     const auto allocation = dataset.allocation(f);

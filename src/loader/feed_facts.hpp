@@ -27,6 +27,8 @@ struct FieldFacts {
   bool strided = false;       ///< the samples lie in memory, with gaps between them
   bool file_mapping = false;  ///< the samples lie in a mapping of a file, which anybody can cut short
   bool aligned = false;       ///< to the type of the field
+  bool decoded = false;       ///< see FieldReader
+  bool varies = false;        ///< the bytes of a sample depend on the epoch
   PageLock page_lock = PageLock::none;
   std::size_t allocation_bytes = 0;       ///< of the array that the field is a slice of
   std::size_t allocation_used_bytes = 0;  ///< by all fields of the dataset

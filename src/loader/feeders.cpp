@@ -120,7 +120,9 @@ class HostFeeder final : public Feeder {
     for (GatheredField& gathered : fields_) {
       gathered.list.choose(batch);
       const std::size_t samples = gathered.list.samples().size();
-      gathered.piece_samples = rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
+      const bool decoded = context_.dataset.reader(gathered.list.field_number())->is_decoded();
+      gathered.piece_samples =
+          decoded ? 1 : rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
       gathered.pieces = (samples + gathered.piece_samples - 1) / gathered.piece_samples;
       pieces += gathered.pieces;
       bytes += gathered.list.bytes();
@@ -162,7 +164,7 @@ class HostFeeder final : public Feeder {
     const std::size_t count = std::min(gathered->piece_samples, samples.size() - first);
     std::byte* const to = batch.staging.memory + field.staging_offset + first * field.sample_bytes;
     context_.dataset.gather(gathered->list.field_number(), samples.subspan(first, count),
-                            {to, count * field.sample_bytes}, context_.stores);
+                            {to, count * field.sample_bytes}, context_.stores, batch.slot.run.epoch);
   }
 
   // These fields lie side by side, in the slot as in the staging slot.

@@ -56,21 +56,26 @@ GatherSource::GatherSource(Dataset dataset, Device device, const LoaderOptions& 
 
   resident_ = std::make_unique<Resident>(device_, *memory_, plan_);
   ring_ = std::make_shared<DeviceRing>(device_, memory_, plan_, options_, order.first.state());
-  FeedContext context{
-      .dataset = *travelling_,
-      .device = device_,
-      .plan = plan_,
-      .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
-      .split = resident_->split(),
-      .workers = *workers_,
-      .threads = options_.threads != 0 ? options_.threads : device_.info().tuning.gather_threads,
-      .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
-      .gather_blocks = options_.gather_blocks,
-      .link_rate = profile_.ceiling(CopyDirection::h2d)};
+  FeedContext context{.dataset = *travelling_,
+                      .device = device_,
+                      .plan = plan_,
+                      .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
+                      .split = resident_->split(),
+                      .workers = *workers_,
+                      .threads = threads_that_gather(),
+                      .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
+                      .gather_blocks = options_.gather_blocks,
+                      .link_rate = profile_.ceiling(CopyDirection::h2d)};
   for (std::size_t f = 0; f < plan_.fields.size(); ++f) context.addresses[f].streamed = sources_.samples[f];
   resident_->set_addresses(context.addresses);
   producer_ = std::make_unique<Producer>(std::move(context), *ring_, *memory_, options_.prefetch_depth);
   // From here on nothing is allocated, except for slots that the ring adds while batches are kept.
+}
+
+/// Decoding takes processors, and copying the memory's bandwidth, which few threads use up.
+unsigned GatherSource::threads_that_gather() const {
+  if (options_.threads != 0) return options_.threads;
+  return decodes(dataset_) ? HostWorkersOptions::kMostThreads : device_.info().tuning.gather_threads;
 }
 
 double GatherSource::link_ceiling() const noexcept {

@@ -44,6 +44,7 @@ class GatherSource : public BatchSource {
   void plan_without_gaps(FeedFacts& facts);
   void copy_apart_from(const std::vector<std::size_t>& columns, FeedFacts& facts);
   void reserve_memory(FeedFacts& facts);
+  [[nodiscard]] unsigned threads_that_gather() const;
 
   const LoaderOptions& options_;
   const Device device_;

@@ -115,6 +115,7 @@ std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath
                      const GatherRates& rates, const LoaderOptions& options) {
   const bool forced = is_forced(options.gather);
   const bool by_engine = path == GatherPath::copy_engine;
+  if (facts.decoded) return "its pictures are decoded";
   if (!facts.in_memory) return "its samples do not lie side by side in memory";
   if (!(forced && by_engine) && field.converts() && !facts.aligned) {
     return "its values are not aligned to their type";
@@ -413,10 +414,17 @@ void lay_out(FeedPlan& plan) {
   if (plan.list_bytes > 0) plan.device_lists = take(plan.device_staging_bytes, plan.list_bytes);
 }
 
-void check_residency(const Residency& residency) {
+void check_residency(const Residency& residency, const FeedFacts& facts) {
   if (residency.kind == Residency::Kind::fraction && !(residency.fraction >= 0 && residency.fraction <= 1)) {
     throw InvalidArgument(
         fmt::format("A residency of {} was asked for; fractions go from 0 to 1.", residency.fraction));
+  }
+  const auto varying = std::ranges::find_if(facts.fields, &FieldFacts::varies);
+  if (residency.kind != Residency::Kind::none && varying != facts.fields.end()) {
+    throw InvalidArgument(
+        fmt::format("The samples of field '{}' differ from epoch to epoch, so that none can stay on the "
+                    "device: leave out the residency.",
+                    varying->stored.name));
   }
 }
 
@@ -471,7 +479,7 @@ FeedPlan plan_travel(FeedFacts facts, const LoaderOptions& options, const LinkPr
 }  // namespace
 
 FeedPlan plan_feed(const FeedFacts& facts, const LoaderOptions& options, const LinkProfile& profile) {
-  check_residency(options.residency);
+  check_residency(options.residency, facts);
   FeedFacts without_rows = facts;
   without_rows.rows_refused = true;
   try {

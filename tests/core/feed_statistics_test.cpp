@@ -64,6 +64,12 @@ FeedStatistics staged(double fetch, double collate, double write, double receive
   return s;
 }
 
+FeedStatistics decoding() {
+  FeedStatistics s = fed(0.6, 0.3, 0, 0.8);
+  s.decodes = true;
+  return s;
+}
+
 /// One without workers that pins its batches itself.
 FeedStatistics pinning(double fetch, double collate, double pin) {
   FeedStatistics s = staged(fetch, collate, 0, 0);
@@ -90,6 +96,7 @@ TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
   EXPECT_EQ(fed(0.01, 0.9, 0, 0.9).limited_by(), FeedLimit::consumer);
   EXPECT_EQ(fed(0.6, 0.95, 0, 0.9).limited_by(), FeedLimit::link);
   EXPECT_EQ(fed(0.6, 0.3, 0, 0.9).limited_by(), FeedLimit::gather);
+  EXPECT_EQ(decoding().limited_by(), FeedLimit::decode);
   EXPECT_EQ(wrapped(fed(0.6, 0.3, 0, 0.1), 0.9).limited_by(), FeedLimit::loader);
   EXPECT_EQ(wrapped(fed(0.6, 0.3, 0, 0.1), 0.9, 0.8).limited_by(), FeedLimit::loader)
       << "its start is its own";
@@ -405,6 +412,10 @@ const std::vector<Said>& all_cases() {
        "Gathering samples on the host sets the pace: it ran 80.0 % of the time, and your step waited for "
        "data 60.0 % of the time. ",
        "option `threads`"},
+      {decoding(),
+       "Decoding pictures on the host sets the pace: it ran 80.0 % of the time, and your step waited for "
+       "data 60.0 % of the time. ",
+       "more processors"},
       {wrapped(fed(0.6, 0.3, 0, 0.1), 0.8),
        "The wrapped loader sets the pace: it was waited for 80.0 % of the time, and your step waited for "
        "data "

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <future>
 #include <numeric>
 #include <optional>
@@ -12,6 +13,44 @@
 /// What a loader promises, whatever its destination is.
 namespace penstock::testing {
 namespace {
+
+/// Samples that say their number and the epoch in which they are read.
+class EpochReader final : public FieldReader {
+ public:
+  using Sample = std::array<std::uint64_t, 2>;
+
+  const Field& field() const noexcept override { return field_; }
+  std::uint64_t sample_count() const noexcept override { return 40; }
+  bool varies_by_epoch() const noexcept override { return true; }
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind stores) const override {
+    gather_in_epoch(0, indices, destination, stores);
+  }
+  void gather_in_epoch(std::uint64_t epoch, std::span<const std::uint64_t> indices,
+                       std::span<std::byte> destination, StoreKind /*stores*/) const override {
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      const Sample sample{indices[i], epoch};
+      std::memcpy(destination.data() + i * sizeof(sample), sample.data(), sizeof(sample));
+    }
+  }
+
+ private:
+  Field field_{.name = "epoch", .dtype = DType::uint64, .shape = {2}};
+};
+
+/// Batches of samples 0 to 7, and of 8.
+class TwoBatches final : public BatchSampler {
+ public:
+  void start_epoch(std::uint64_t /*epoch*/) override { drawn_ = 0; }
+  bool next(std::vector<std::uint64_t>& indices) override {
+    if (drawn_ == 0) indices = {0, 1, 2, 3, 4, 5, 6, 7};
+    if (drawn_ == 1) indices = {8};
+    return drawn_++ < 2;
+  }
+
+ private:
+  int drawn_ = 0;
+};
 
 class LoaderContract : public DestinationTest {
  protected:
@@ -26,6 +65,20 @@ class LoaderContract : public DestinationTest {
     Sampler sampler = sampler_of(data, options);
     sampler.start_epoch(epoch);
     expect_rest(data, sampler, read_epoch(loader));
+  }
+  /// Expects that the rest of an epoch was read in it.
+  void expect_read_in(Loader& loader, std::uint64_t epoch, std::size_t batches_left) {
+    const std::vector<HostBatches> batches = read_epoch(loader);
+    EXPECT_EQ(batches.size(), batches_left);
+    for (const HostBatches& all : batches) {
+      for (const HostBatch& batch : all) {
+        for (std::size_t i = 0; i < batch.indices.size(); ++i) {
+          EpochReader::Sample sample{};
+          std::memcpy(sample.data(), batch.fields[0].data() + i * sizeof(sample), sizeof(sample));
+          EXPECT_EQ(sample, (EpochReader::Sample{batch.indices[i], epoch}));
+        }
+      }
+    }
   }
   static std::vector<std::uint64_t> numbers(std::uint64_t first, std::size_t count) {
     std::vector<std::uint64_t> values(count);
@@ -52,6 +105,25 @@ TEST_P(LoaderContract, EveryReceiverGetsTheBatchesOfTheOrder) {
       EXPECT_EQ((*batches)[0].field(1).shape, Shape{(*batches)[0].size()});
     }
   }
+}
+
+TEST_P(LoaderContract, ReadsVaryingSamplesInTheEpochOfTheirBatch) {
+  const Dataset data({std::make_shared<EpochReader>()});
+  // The last batch has one sample, so that most members of a group have no part of it.
+  Loader loader(data, destination(), {.batch_size = 13, .shuffle = true, .prefetch_depth = 4});
+  for (const std::uint64_t epoch : {0, 1, 2}) expect_read_in(loader, epoch, 4);
+  loader.start_epoch(7);
+  take(loader, 2);
+  const SamplerState state = loader.state();
+  expect_read_in(loader, 7, 2);
+  expect_read_in(loader, 8, 4);
+  loader.restore(state);
+  expect_read_in(loader, 7, 2);
+
+  Loader chosen(data, destination(), {.batch_size = 8, .batch_sampler = std::make_shared<TwoBatches>()});
+  for (const std::uint64_t epoch : {0, 1}) expect_read_in(chosen, epoch, 2);
+  chosen.start_epoch(5);
+  expect_read_in(chosen, 5, 2);
 }
 
 TEST_P(LoaderContract, DeliversTheSameInEveryWay) {

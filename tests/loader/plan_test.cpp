@@ -283,6 +283,8 @@ INSTANTIATE_TEST_SUITE_P(
         {"AFractionPastOne", in_memory("x", 784),
          [](auto& o) { o.residency = {.kind = Kind::fraction, .fraction = 1.5}; },
          "fractions go from 0 to 1"},
+        {"ResidentSamplesThatVary", with(computed("x", 784), [](auto& f) { f.varies = true; }),
+         [](auto& o) { o.residency = {.kind = Kind::automatic}; }, "field 'x' differ from epoch to epoch"},
         {"ABudgetBelowABatch", in_memory("x", 784), [](auto& o) { o.device_budget_bytes = 100'000; },
          "one batch does not fit"},
         {"AResidencyThatDoesNotFit", in_memory("x", 784),

@@ -19,6 +19,7 @@ enum class FeedLimit : std::uint8_t {
   transport,  ///< of a wrapped DataLoader: bringing a batch from its worker
   pin,        ///< batches of a wrapped loader are copied to pinned memory, or their memory is pinned
   gather,     ///< host threads that gather samples, or that pack and send the batches of a wrapped loader
+  decode,     ///< host threads that decode pictures
   device,     ///< kernels that gather samples from device memory
   residency,  ///< moving the resident samples to the device, which happens once
   batches,    ///< the fixed cost of each batch, whatever its size
@@ -34,6 +35,7 @@ enum class FeedLimit : std::uint8_t {
 /// `timed_batches` counts, without work that has not ended yet.
 struct FeedStatistics {
   bool wraps_loader = false;   ///< the batches come from a loader that somebody else wrote
+  bool decodes = false;        ///< host threads decode pictures where they would gather samples
   bool knows_consumer = true;  ///< false if nobody said on which stream the batches are used
 
   std::uint64_t epochs = 0;

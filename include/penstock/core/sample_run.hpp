@@ -18,6 +18,7 @@ struct SampleRun {
   std::uint64_t first = 0;
   std::uint64_t stride = 1;
   std::uint64_t count = 0;  ///< first + count * stride stays below 2^63
+  std::uint64_t epoch = 0;  ///< in which the samples are read: see FieldReader::gather_in_epoch
 
   /// Writes the index of each sample. Throws InvalidArgument if `indices` holds fewer than `count`.
   void fill(std::span<std::uint64_t> indices) const;

@@ -33,6 +33,9 @@ class BatchSampler {
   /// LoaderOptions::batch_size, each below the number of samples. Indices may repeat. Returns false at the
   /// end of the epoch.
   virtual bool next(std::vector<std::uint64_t>& indices) = 0;
+  /// The epoch in which the samples of the latest batch are read: see FieldReader::gather_in_epoch. `epoch`:
+  /// that of start_epoch.
+  [[nodiscard]] virtual std::uint64_t reading_epoch(std::uint64_t epoch) const { return epoch; }
   /// False if next() would have to wait. It is then called only once the batch is needed, and not ahead.
   [[nodiscard]] virtual bool is_ready() const { return true; }
   /// As next(), but for a sampler that has the batch's indices in memory: sets `lent`. The loader's thread

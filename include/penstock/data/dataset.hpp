@@ -40,6 +40,16 @@ class FieldReader {
   virtual void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
                       StoreKind stores) const = 0;
 
+  /// The same in `epoch`, on which the bytes of a sample may depend: see varies_by_epoch.
+  virtual void gather_in_epoch(std::uint64_t /*epoch*/, std::span<const std::uint64_t> indices,
+                               std::span<std::byte> destination, StoreKind stores) const {
+    gather(indices, destination, stores);
+  }
+  /// True if the bytes of a sample depend on the epoch, so that none may be kept for another.
+  [[nodiscard]] virtual bool varies_by_epoch() const noexcept { return false; }
+  /// True if a sample takes long to decode. All threads of a team then share a batch, sample by sample.
+  [[nodiscard]] virtual bool is_decoded() const noexcept { return false; }
+
   /// All samples, if they lie side by side in the address space; otherwise empty.
   [[nodiscard]] virtual std::span<const std::byte> memory() const noexcept { return {}; }
 
@@ -70,13 +80,13 @@ class Dataset {
   [[nodiscard]] std::size_t sample_bytes(std::size_t field) const;
   [[nodiscard]] std::size_t sample_bytes() const noexcept;
 
-  /// Writes the samples `indices` of `field` side by side over `destination`. If that is pinned memory that
-  /// only a device reads, StoreKind::streaming is faster. Blocks the host. Several threads may gather into
-  /// disjoint destinations. Allocates nothing for fields in memory and in files. Throws InvalidArgument for
-  /// an index past the end or a destination of another size, and Error that names the sample that cannot be
-  /// read. After a throw, the destination's bytes are undefined.
+  /// Writes the samples `indices` of `field` in `epoch` side by side over `destination`. If that is pinned
+  /// memory that only a device reads, StoreKind::streaming is faster. Blocks the host. Several threads may
+  /// gather into disjoint destinations. Allocates nothing for fields in memory and in files. Throws
+  /// InvalidArgument for an index past the end or a destination of another size, and Error that names the
+  /// sample that cannot be read. After a throw, the destination's bytes are undefined.
   void gather(std::size_t field, std::span<const std::uint64_t> indices, std::span<std::byte> destination,
-              StoreKind stores = StoreKind::cached) const;
+              StoreKind stores = StoreKind::cached, std::uint64_t epoch = 0) const;
 
   /// All samples of `field`, if they lie side by side in memory; otherwise empty. Lets a device read them
   /// over the link, or move them in one copy. Valid as long as a copy of this handle lives.
@@ -101,5 +111,8 @@ class Dataset {
   struct State;
   std::shared_ptr<const State> state_;
 };
+
+/// True if a field of `dataset` is decoded: see FieldReader::is_decoded.
+[[nodiscard]] bool decodes(const Dataset& dataset) noexcept;
 
 }  // namespace penstock

@@ -34,6 +34,12 @@ class RenamedReader final : public FieldReader {
               StoreKind stores) const override {
     reader_->gather(indices, destination, stores);
   }
+  void gather_in_epoch(std::uint64_t epoch, std::span<const std::uint64_t> indices,
+                       std::span<std::byte> destination, StoreKind stores) const override {
+    reader_->gather_in_epoch(epoch, indices, destination, stores);
+  }
+  [[nodiscard]] bool varies_by_epoch() const noexcept override { return reader_->varies_by_epoch(); }
+  [[nodiscard]] bool is_decoded() const noexcept override { return reader_->is_decoded(); }
   [[nodiscard]] std::span<const std::byte> memory() const noexcept override { return reader_->memory(); }
   [[nodiscard]] bool is_strided() const noexcept override { return reader_->is_strided(); }
   [[nodiscard]] std::span<const std::byte> allocation() const noexcept override {
