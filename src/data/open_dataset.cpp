@@ -4,6 +4,7 @@
 #include <penstock/core/error.hpp>
 #include <penstock/core/log.hpp>
 #include <penstock/data/open_dataset.hpp>
+#include <penstock/data/pictures.hpp>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -45,9 +46,11 @@ std::vector<fs::path> sources_in(const fs::path& directory, const OpenOptions& o
   }
   if (!of_split.empty()) return of_split;
   if (arrays.empty()) {
+    fs::path place = has_part ? part : directory;
+    if (is_picture_folder(place)) return {std::move(place)};
     throw InvalidArgument(
-        fmt::format("{} holds no .npy, .npz or .safetensors files, and no IDX files of the split '{}' (files "
-                    "called {}-...).",
+        fmt::format("{} holds no .npy, .npz or .safetensors files, no folders of pictures, and no IDX files "
+                    "of the split '{}' (files called {}-...).",
                     directory.string(), options.split, options.split == "test" ? "t10k" : options.split));
   }
   return arrays;
@@ -88,7 +91,10 @@ std::vector<fs::path> dataset_files(const std::vector<fs::path>& sources, const 
 Dataset open_dataset(const std::vector<fs::path>& sources, const OpenOptions& options) {
   std::vector<FieldReaderPtr> readers;
   for (const fs::path& file : dataset_files(sources, options)) {
-    for (FieldReaderPtr& reader : read_any(file, options.file)) readers.push_back(std::move(reader));
+    auto fields = leads_to_directory(file) ? read_labelled_pictures(pictures_in_folder(file),
+                                                                    {.operations = plain_operations(224)})
+                                           : read_any(file, options.file);
+    for (FieldReaderPtr& reader : fields) readers.push_back(std::move(reader));
   }
   return Dataset(std::move(readers));
 }

@@ -22,6 +22,7 @@ class EpochReader final : public FieldReader {
   const Field& field() const noexcept override { return field_; }
   std::uint64_t sample_count() const noexcept override { return 40; }
   bool varies_by_epoch() const noexcept override { return true; }
+  bool is_decoded() const noexcept override { return true; }
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind stores) const override {
     gather_in_epoch(0, indices, destination, stores);
@@ -112,6 +113,7 @@ TEST_P(LoaderContract, ReadsVaryingSamplesInTheEpochOfTheirBatch) {
   // The last batch has one sample, so that most members of a group have no part of it.
   Loader loader(data, destination(), {.batch_size = 13, .shuffle = true, .prefetch_depth = 4});
   for (const std::uint64_t epoch : {0, 1, 2}) expect_read_in(loader, epoch, 4);
+  EXPECT_TRUE(loader.stats().decodes);
   loader.start_epoch(7);
   take(loader, 2);
   const SamplerState state = loader.state();

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <penstock/data/encoded_pictures.hpp>
+#include <penstock/data/readers.hpp>
+#include <penstock/decode/augmentation.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+struct PictureFailure {
+  std::uint64_t sample = 0;
+  std::string why;  ///< names the file
+};
+
+/// The pictures that could not be read. Thread-safe.
+class PictureFailures {
+ public:
+  static constexpr std::size_t kMostKept = 1000;
+
+  void add(PictureFailure failure);
+  /// How often reading failed, which counts a picture each time.
+  [[nodiscard]] std::uint64_t count() const;
+  /// The first kMostKept.
+  [[nodiscard]] std::vector<PictureFailure> first() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::uint64_t count_ = 0;
+  std::vector<PictureFailure> first_;
+};
+
+struct PictureOptions {
+  std::vector<PictureOperation> operations;  ///< see Augmentation
+  std::uint64_t seed = 0;                    ///< of the random operations
+  bool channels_first = true;                ///< 3 x height x width; otherwise height x width x 3
+  bool bicubic = false;                      ///< resizes so; otherwise bilinear
+  /// If given, a picture that cannot be read is black, and is listed there. Otherwise it is an Error.
+  std::shared_ptr<PictureFailures> failures = nullptr;
+};
+
+/// Operations without random numbers: the shorter side is resized to 8/7 of `size`, and the center cut out.
+[[nodiscard]] std::vector<PictureOperation> plain_operations(int size);
+
+/// Decodes each picture when it is read, as a sample of uint8 red, green and blue. Its view follows from the
+/// seed, the epoch and the sample. gather() blocks the host, and throws Error that names sample and file.
+/// Throws InvalidArgument as Augmentation.
+[[nodiscard]] FieldReaderPtr read_pictures(std::string name, EncodedPicturesPtr pictures,
+                                           PictureOptions options);
+
+/// Fields "image" and "label"; without labels, only the first.
+[[nodiscard]] std::vector<FieldReaderPtr> read_labelled_pictures(LabelledPictures pictures,
+                                                                 PictureOptions options);
+
+}  // namespace penstock

@@ -1,0 +1,159 @@
+#include "decode/shared/picture_decoder.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/core/file_error.hpp>
+#include <penstock/data/pictures.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+namespace penstock {
+
+namespace {
+
+// A larger file's bytes are not kept for the next one.
+constexpr std::size_t kMostKeptBytes = std::size_t{16} << 20;
+
+bool is_random(const PictureOperation& operation) noexcept {
+  return !std::holds_alternative<ResizeShorterSide>(operation) &&
+         !std::holds_alternative<Resize>(operation) && !std::holds_alternative<CenterCrop>(operation);
+}
+
+PictureStyle style_of(const PictureOptions& options) {
+  return {.filter = options.bicubic ? ResizeFilter::bicubic : ResizeFilter::bilinear,
+          .layout = options.channels_first ? PixelLayout::chw : PixelLayout::hwc};
+}
+
+Field field_of(std::string name, PictureSize size, bool channels_first) {
+  const auto height = static_cast<std::size_t>(size.height);
+  const auto width = static_cast<std::size_t>(size.width);
+  return {.name = std::move(name),
+          .dtype = DType::uint8,
+          .shape = channels_first ? Shape{3, height, width} : Shape{height, width, 3}};
+}
+
+class PictureReader final : public FieldReader {
+ public:
+  PictureReader(std::string name, EncodedPicturesPtr pictures, PictureOptions options)
+      : pictures_(std::move(pictures)),
+        options_(std::move(options)),
+        varies_(std::ranges::any_of(options_.operations, is_random)),
+        augmentation_(options_.operations),
+        field_(field_of(std::move(name), augmentation_.size(), options_.channels_first)) {}
+
+  const Field& field() const noexcept override { return field_; }
+  std::uint64_t sample_count() const noexcept override { return pictures_->count(); }
+  bool varies_by_epoch() const noexcept override { return varies_; }
+  bool is_decoded() const noexcept override { return true; }
+
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind stores) const override {
+    gather_in_epoch(0, indices, destination, stores);
+  }
+
+  void gather_in_epoch(std::uint64_t epoch, std::span<const std::uint64_t> indices,
+                       std::span<std::byte> destination, StoreKind /*stores*/) const override {
+    std::unique_ptr<Desk> desk = take_desk();
+    const std::size_t bytes = field_.sample_bytes();
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      read_or_fail(*desk, epoch, indices[i], destination.subspan(i * bytes, bytes));
+    }
+    put_back(std::move(desk));
+  }
+
+ private:
+  /// What one thread decodes with.
+  struct Desk {
+    explicit Desk(PictureStyle style) : decoder(style) {}
+    PictureDecoder decoder;
+    std::vector<std::byte> file;
+  };
+
+  std::unique_ptr<Desk> take_desk() const {
+    const std::lock_guard lock(mutex_);
+    if (desks_.empty()) return std::make_unique<Desk>(style_of(options_));
+    std::unique_ptr<Desk> desk = std::move(desks_.back());
+    desks_.pop_back();
+    return desk;
+  }
+
+  void put_back(std::unique_ptr<Desk> desk) const {
+    if (desk->file.capacity() > kMostKeptBytes) desk->file = {};
+    const std::lock_guard lock(mutex_);
+    desks_.push_back(std::move(desk));
+  }
+
+  void read_or_fail(Desk& desk, std::uint64_t epoch, std::uint64_t sample, std::span<std::byte> to) const {
+    const auto place = [&](const Error& error) {
+      return fmt::format("Sample {} of field '{}', {}: {}", sample, field_.name, pictures_->name(sample),
+                         error.what());
+    };
+    try {
+      read(desk, epoch, sample, to);
+    } catch (const Error& error) {
+      if (options_.failures != nullptr) {
+        std::ranges::fill(to, std::byte{0});
+        options_.failures->add({sample, place(error)});
+      } else if (const auto* of_file = dynamic_cast<const FileError*>(&error)) {
+        throw FileError(place(error), of_file->file(), of_file->code());
+      } else {
+        throw Error(place(error));
+      }
+    }
+  }
+
+  void read(Desk& desk, std::uint64_t epoch, std::uint64_t sample, std::span<std::byte> to) const {
+    const std::span<const std::byte> file = pictures_->read(sample, desk.file);
+    const PictureView view = augmentation_.draw(options_.seed, epoch, sample, desk.decoder.size(file));
+    desk.decoder.decode(file, view, to);
+  }
+
+  const EncodedPicturesPtr pictures_;
+  const PictureOptions options_;
+  const bool varies_;
+  const Augmentation augmentation_;
+  const Field field_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Desk>> desks_;  ///< that no thread uses
+};
+
+}  // namespace
+
+void PictureFailures::add(PictureFailure failure) {
+  const std::lock_guard lock(mutex_);
+  ++count_;
+  if (first_.size() < kMostKept) first_.push_back(std::move(failure));
+}
+
+std::uint64_t PictureFailures::count() const {
+  const std::lock_guard lock(mutex_);
+  return count_;
+}
+
+std::vector<PictureFailure> PictureFailures::first() const {
+  const std::lock_guard lock(mutex_);
+  return first_;
+}
+
+std::vector<PictureOperation> plain_operations(int size) {
+  return {ResizeShorterSide{(size * 8 + 6) / 7}, CenterCrop{{size, size}}};
+}
+
+FieldReaderPtr read_pictures(std::string name, EncodedPicturesPtr pictures, PictureOptions options) {
+  return std::make_shared<PictureReader>(std::move(name), std::move(pictures), std::move(options));
+}
+
+std::vector<FieldReaderPtr> read_labelled_pictures(LabelledPictures pictures, PictureOptions options) {
+  std::vector<FieldReaderPtr> fields{
+      read_pictures("image", std::move(pictures.pictures), std::move(options))};
+  if (!pictures.labels.empty()) {
+    fields.push_back(
+        read_array(Field{.name = "label", .dtype = DType::int64, .shape = {}}, std::move(pictures.labels)));
+  }
+  return fields;
+}
+
+}  // namespace penstock
