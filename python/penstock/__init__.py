@@ -17,6 +17,7 @@ from ._errors import Closed, DeviceError, Error, InvalidArgument, NotShardedWarn
 from ._feed.workers import worker_memory_limit
 from ._feed.wrapper import Feed, feed
 from ._loader.loader import Loader
+from ._loader.pictures import Pictures
 from ._loader.sampler import Sampler
 from ._loader.shared_dataset import SharedDataset
 from ._loader.tuning import Tuning
@@ -42,6 +43,7 @@ __all__ = [
     "NotShardedWarning",
     "OutOfMemory",
     "PendingSave",
+    "Pictures",
     "ProcessGroup",
     "SafetensorsInfo",
     "Sampler",

@@ -667,6 +667,50 @@ def open_files(path: str | os.PathLike) -> list[FileField]:
     The arrays of a file, or of the files of a directory: see open_dataset.
     """
 
+class PictureFailures:
+    """The pictures that could not be read."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def first(self) -> list[tuple[int, str]]:
+        """Pairs of a sample and what is wrong with it."""
+
+class EncodedPictures:
+    """Encoded pictures; use penstock.Pictures."""
+
+    @staticmethod
+    def folder(path: str | os.PathLike) -> EncodedPictures: ...
+
+    @staticmethod
+    def tars(paths: Sequence[str | os.PathLike]) -> EncodedPictures: ...
+
+    @staticmethod
+    def files(paths: list) -> EncodedPictures: ...
+
+    @staticmethod
+    def encoded(pictures: list) -> EncodedPictures: ...
+
+    @staticmethod
+    def at_addresses(begins: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], owner: object) -> EncodedPictures: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def labels(self) -> bytes:
+        """int64, one for each picture, or none."""
+
+    @property
+    def classes(self) -> list[str]: ...
+
+    def name(self, picture: int) -> pathlib.Path: ...
+
+def picture_field(source: EncodedPictures, *, operations: Sequence[tuple[str, Sequence[float]]], seed: int, channels_first: bool, bicubic: bool, failures: PictureFailures | None) -> FileField:
+    """Decodes each picture when it is read: see read_pictures."""
+
 class NativeLoader:
     """The C++ loader; use penstock.Loader."""
 

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <exception>
+#include <memory>
 #include <type_traits>
 
 namespace penstock::python {
@@ -68,5 +69,8 @@ class Locked {
  private:
   PyGILState_STATE state_;
 };
+
+/// Owns a Python object. It may be released from any thread, also after the interpreter's end.
+[[nodiscard]] std::shared_ptr<const void> keep_alive(const nanobind::object& object);
 
 }  // namespace penstock::python

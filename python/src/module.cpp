@@ -4,6 +4,7 @@
 #include "interpreter_lock.hpp"
 #include "loader/file_field.hpp"
 #include "loader/native_loader.hpp"
+#include "loader/pictures.hpp"
 #include "loader/sampler_state.hpp"
 #include "loader/share_dataset.hpp"
 #include "loader/torch_order.hpp"
@@ -146,6 +147,7 @@ NB_MODULE(_core, module) {
   bind_statistics(module);
   bind_feed_account(module);
   bind_file_field(module);
+  bind_pictures(module);
   bind_loader(module);
   bind_share_dataset(module);
   bind_sampler(module);

@@ -289,10 +289,10 @@ def test_the_line_for_a_column_without_numbers_works(kind, values):
         assert first == third and first != second
 
 
-def test_encoded_images_of_datasets_are_decoded_by_a_dataloader():
+def test_encoded_images_of_datasets_are_a_field_by_themselves():
     datasets = pytest.importorskip("datasets")
     images = datasets.Dataset.from_dict({"image": [{"bytes": b"\x89PNG", "path": None}]})
-    assert "penstock.feed(DataLoader(dataset, ...))" in refusal(images)
+    assert "penstock.Pictures(x)" in refusal(images)
 
 
 def test_numpy_may_be_missing(tmp_path):

@@ -96,6 +96,7 @@ class RowsOfBatches:
     """Gives the C++ loader the rows of the batches of one epoch after the other, as `Batches` of samplers.py."""
 
     def __init__(self, most: int, for_processes: bool):
+        self.reading_epoch: int | None = None  # see Batches
         self.is_odd = False  # the epoch ends early, before a batch that is not simply rows of the tensors
         self._most = most
         self._for_processes = for_processes

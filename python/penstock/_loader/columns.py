@@ -31,15 +31,19 @@ def fields_of(data: Any) -> Fields:
     """Names, arrays and structure of `data`. Raises InvalidArgument that names the field that does not fit."""
     if isinstance(data, str | os.PathLike):
         return _files(data)
+    if is_pictures(data):
+        if data.labels is None:
+            return Fields(["image"], [data.field], lambda arrays: arrays[0])
+        return Fields(["image", "label"], [data.field, _array(data.labels, "label")], tuple)
     if _is_table(data):
         fields = _named(_columns_of(data), lambda key, value: _column(value, key))
         return fields._replace(is_table=True, of_tables=frozenset(fields.names))
-    if _is_a("tensordict", "TensorDictBase", data):
+    if is_a("tensordict", "TensorDictBase", data):
         return _tensordict(data)
     if isinstance(data, Mapping):
         fields = _named(data, lambda key, value: _array(value, str(key)))
         return fields._replace(of_tables=_tables_of(fields.names, data.values()))
-    if _is_a("torch.utils.data", "TensorDataset", data):
+    if is_a("torch.utils.data", "TensorDataset", data):
         plain = sys.modules["torch.utils.data"].TensorDataset
         if type(data).__getitem__ is plain.__getitem__:
             data = tuple(data.tensors)
@@ -120,10 +124,14 @@ class Samples:
         return f"<{len(self)} samples of {', '.join(self._fields.names)}>"
 
 
-def _is_a(module: str, name: str, value: Any) -> bool:
+def is_a(module: str, name: str, value: Any) -> bool:
     """True if `value` is an instance of this class of a module that the program has imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
+
+
+def is_pictures(value: Any) -> bool:
+    return is_a("penstock._loader.pictures", "Pictures", value)
 
 
 def _is_array(value: Any) -> bool:
@@ -167,11 +175,13 @@ def _array(value: Any, name: str) -> Any:
         return _tensor(value, name, torch)
     if isinstance(value, str | os.PathLike):
         return _file(value, name)
+    if is_pictures(value):
+        return value.field
     if _is_column(value):
         return _column(value, name)
     if _is_table(value):
         return _matrix(_columns_of(value), name)
-    if _is_a("datasets.arrow_dataset", "Column", value) and _is_a("datasets", "Dataset", value.source):
+    if is_a("datasets.arrow_dataset", "Column", value) and is_a("datasets", "Dataset", value.source):
         return _hugging_face(value.source.select_columns([value.column_name]))[value.column_name]
     for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
         if not _is_array(value) and has(value, method):
@@ -339,22 +349,22 @@ def _lies_apart(shape: Sequence[int], strides: Sequence[int], item: int) -> bool
 
 def _is_table(data: Any) -> bool:
     named = (("pandas", "DataFrame"), ("polars", "DataFrame"), ("datasets", "Dataset"), ("datasets", "DatasetDict"))
-    if any(_is_a(module, name, data) for module, name in named):
+    if any(is_a(module, name, data) for module, name in named):
         return True
     return not _is_column(data) and (has(data, "__arrow_c_stream__") or has(data, "__arrow_c_array__"))
 
 
 def _columns_of(data: Any) -> Mapping[Any, Any]:
     """The columns of a table by name."""
-    if _is_a("pandas", "DataFrame", data):
+    if is_a("pandas", "DataFrame", data):
         if not data.columns.is_unique:
             raise InvalidArgument(f"Two columns have the same name: {list(data.columns)}. Rename one.")
         return {name: data[name] for name in data.columns}
-    if _is_a("polars", "DataFrame", data):
+    if is_a("polars", "DataFrame", data):
         return {series.name: series for series in data.get_columns()}
-    if _is_a("datasets", "Dataset", data):
+    if is_a("datasets", "Dataset", data):
         return _hugging_face(data)
-    if _is_a("datasets", "DatasetDict", data):
+    if is_a("datasets", "DatasetDict", data):
         raise InvalidArgument(f"This is a dict of splits: choose one, such as dataset[{next(iter(data), 'train')!r}].")
     try:
         import pyarrow
@@ -386,18 +396,18 @@ def _hugging_face(data: Any) -> Mapping[Any, Any]:
 
 def _is_column(value: Any) -> bool:
     return (
-        _is_a("pandas", "Series", value)
-        or _is_a("polars", "Series", value)
-        or _is_a("pyarrow", "Array", value)
-        or _is_a("pyarrow", "ChunkedArray", value)
+        is_a("pandas", "Series", value)
+        or is_a("polars", "Series", value)
+        or is_a("pyarrow", "Array", value)
+        or is_a("pyarrow", "ChunkedArray", value)
     )
 
 
 def _column(value: Any, name: Any) -> Any:
     numpy_for(f"Column '{name}'")
-    if _is_a("pandas", "Series", value):
+    if is_a("pandas", "Series", value):
         return _numbers(_pandas(value, name), name)
-    if _is_a("polars", "Series", value):
+    if is_a("polars", "Series", value):
         if value.null_count():
             raise _nulls(name, value.null_count(), f"{name}.fill_null(...)")
         if value.dtype.is_nested():
@@ -477,8 +487,8 @@ def _numbers_of_arrow(kind: Any, column: str) -> str:
         return "Write x.cast('float64')."
     if types.is_struct(kind):
         return (
-            "Encoded images, which datasets stores so, are decoded for each sample: "
-            "penstock.feed(DataLoader(dataset, ...)). Other structs become columns: table.flatten()."
+            "Encoded images, which datasets stores so, are a field by themselves: penstock.Pictures(x). Other structs "
+            "become columns: table.flatten()."
         )
     return f"{_DECODE}{column}.dictionary_encode().indices."
 

@@ -18,13 +18,13 @@ def field_options(fields: Fields, targets: list[str | None], scale: Any, shift: 
     scales = _per_field("scale", scale, fields.names, targets)
     shifts = _per_field("shift", shift, fields.names, targets)
     return [
-        (name, target, scale, shift, _channel_axis(name, tuple(array.shape[1:]), max(scale, shift, key=len)))
+        (name, target, scale, shift, channel_axis(name, tuple(array.shape[1:]), max(scale, shift, key=len)))
         for name, array, target, scale, shift in zip(fields.names, fields.arrays, targets, scales, shifts, strict=True)
         if target is not None
     ]
 
 
-def _channel_axis(name: str, shape: tuple[int, ...], numbers: list[float]) -> int:
+def channel_axis(name: str, shape: tuple[int, ...], numbers: list[float]) -> int:
     """The axis of a sample that has as many elements as there are numbers."""
     if len(numbers) < 2:
         return 0

@@ -27,7 +27,11 @@ class Several(NamedTuple):
 
 
 class Batches:
-    """Gives the C++ loader the samples of each batch: a sampler's, in batches, or a batch sampler's."""
+    """Gives the C++ loader the samples of each batch: a sampler's, in batches, or a batch sampler's. `reading_epoch`:
+    that in which the samples of the latest draw are read; None: the loader's. C++ gets it, so that it may not run code,
+    in which Ctrl-C could come."""
+
+    reading_epoch: int | None = None
 
     def __init__(self, sampler: Any, batch_sampler: Any, batch_size: int, drop_last: bool, samples: Sized):
         self._sampler = sampler

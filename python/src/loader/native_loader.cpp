@@ -24,16 +24,6 @@ DType dtype_of(const std::string& name, const dlpack::DataType& dtype) {
                         "' has an unknown dtype; convert it to a bool, integer or float type.");
 }
 
-// Owns a Python object. It may be released from any thread, also after the interpreter's end.
-std::shared_ptr<const void> keep_alive(const nb::object& object) {
-  PyObject* pointer = nb::object(object).release().ptr();
-  return {static_cast<const void*>(pointer), [pointer](const void*) {
-            if (!nb::is_alive()) return;
-            const Locked locked;
-            Py_DECREF(pointer);
-          }};
-}
-
 std::span<const std::byte> enclosing(const Leaf& leaf, const std::byte* data, std::size_t bytes) {
   const bool encloses = data <= leaf.data && leaf.data + leaf.bytes <= data + bytes;
   return encloses ? std::span(data, bytes) : std::span<const std::byte>();

@@ -5,6 +5,8 @@
 
 #include <penstock/core/error.hpp>
 
+#include <nanobind/stl/optional.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -48,6 +50,7 @@ bool PythonBatchSampler::draw() {
   nb::object array = ask("next", draws_);
   if (array.is_none()) return false;
   ++draws_;
+  reading_epoch_ = nb::cast<std::optional<std::uint64_t>>(batches().attr("reading_epoch"));
   if (array.ptr() == Py_False) throw Failed();
   Leaf leaf;
   NumPy* const numpy = NumPy::get();

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,10 @@ class PythonBatchSampler final : public BatchSampler {
   void start_epoch(std::uint64_t epoch) override;
   bool next(std::vector<std::uint64_t>& indices) override;
   bool lend(Lent& lent) override;
+  /// The attribute `reading_epoch` of Batches, unless that is None.
+  [[nodiscard]] std::uint64_t reading_epoch(std::uint64_t epoch) const override {
+    return reading_epoch_.value_or(epoch);
+  }
   /// Raises the exception of the sampler that failed or was interrupted.
   void fail() const;
 
@@ -47,7 +52,8 @@ class PythonBatchSampler final : public BatchSampler {
     nb::object array;
   };
 
-  nb::object batches_;       ///< a weak reference
+  nb::object batches_;  ///< a weak reference
+  std::optional<std::uint64_t> reading_epoch_;
   std::uint64_t draws_ = 0;  ///< of this epoch, without one that was interrupted
   /// The latest draw is the last, and those before it are lent. They are let go with the interpreter's lock.
   std::vector<std::shared_ptr<Draw>> drawn_;

@@ -1,0 +1,208 @@
+"""Pictures: encoded images that the loader's threads decode."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from .. import _core
+from .._checks import numpy_for, whole
+from .._errors import InvalidArgument
+from .columns import is_a
+from .sampler import UINT64
+from .transforms import Recipe, recipe_of
+
+_LARGEST = 16384
+
+
+class Pictures:
+    """Encoded images, which a `Loader` decodes, crops, resizes and flips: JPEG, PNG and WebP.
+
+    Give it to a Loader. By itself it gives batches of images and labels, or of images if there are no labels. Within a
+    tuple, list or dict it is a field of images beside the others. An image is uint8 red, green and blue, `3 x height x
+    width`; `to`, `scale` and `shift` of the Loader normalise it on the device.
+
+    - `source`: a folder with a folder for each class, in the order of torchvision's ImageFolder and with its labels;
+      paths of files; encoded images as `bytes`; a column of them: of pyarrow, or an Image column of a Hugging Face
+      dataset; the path of a .tar file that WebDataset wrote, or a list of them, whose labels are the members `cls`.
+      Files are opened when they are read.
+    - `size`: height and width of an image: 224, unless `augment` lists transforms.
+    - `augment`: None: the shorter side is resized to 8/7 of `size`, and the center cropped. "imagenet": torchvision's
+      RandomResizedCrop and RandomHorizontalFlip. Or a list of transforms of torchvision, or a Compose, of these:
+      RandomResizedCrop, Resize, CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip. Random numbers follow
+      from `seed`, the epoch, and the number of the sample alone.
+    - `labels`: an array with one for each picture, if the source has none.
+    - `channels_last`: images are `height x width x 3`.
+    - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image,
+      and notes it in `failures`.
+
+    Attributes: `labels`, an array or None; `classes`, the names of a folder's classes by label; `failures`, pairs of a
+    sample and what is wrong with it, at most 1,000; `failure_count`. `pictures[i]` decodes one, `pictures.name(i)` is
+    its path. Raises InvalidArgument for arguments that do not fit, and Error if a folder or tar file cannot be read.
+    """
+
+    dtype = "uint8"
+
+    def __init__(
+        self,
+        source: Any,
+        size: int | None = None,
+        augment: Any = None,
+        *,
+        labels: Any = None,
+        seed: int = 0,
+        channels_last: bool = False,
+        on_error: str = "raise",
+    ):
+        if on_error not in ("raise", "black"):
+            raise InvalidArgument(f'on_error is "raise" or "black", not {on_error!r}.')
+        self._arguments = dict(size=size, augment=augment, labels=labels, seed=seed)
+        self._arguments |= dict(channels_last=channels_last, on_error=on_error)
+        self._source = source
+        self._encoded = encoded(source)
+        if not len(self._encoded):
+            raise InvalidArgument("Pictures of an empty source: there is nothing to feed.")
+        self.classes = list(self._encoded.classes)
+        self.labels = _labels(self._encoded, labels)
+        self._failures = _core.PictureFailures()
+        recipe = _recipe(size, augment)
+        failures = self._failures if on_error == "black" else None
+        seed = whole("seed", seed, 0, UINT64)
+        self.field = picture_field(self._encoded, recipe, seed, channels_last, failures)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.field.shape)
+
+    @property
+    def failures(self) -> list[tuple[int, str]]:
+        return self._failures.first
+
+    @property
+    def failure_count(self) -> int:
+        return self._failures.count
+
+    def name(self, index: int) -> str:
+        return os.fspath(self._encoded.name(index))
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.field[index]
+
+    def __reduce__(self) -> tuple:
+        return _again, (self._source, self._arguments)
+
+    def __repr__(self) -> str:
+        return f"<penstock.Pictures: {len(self)} of {'x'.join(map(str, self.shape[1:]))}>"
+
+
+def _again(source: Any, arguments: dict[str, Any]) -> Pictures:
+    return Pictures(source, **arguments)
+
+
+def picture_field(
+    source: _core.EncodedPictures, recipe: Recipe, seed: int, channels_last: bool, failures: Any
+) -> _core.FileField:
+    return _core.picture_field(
+        source,
+        operations=list(recipe.operations),
+        seed=seed,
+        channels_first=not channels_last,
+        bicubic=recipe.bicubic,
+        failures=failures,
+    )
+
+
+def _recipe(size: int | None, augment: Any) -> Recipe:
+    if augment is None or isinstance(augment, str):
+        side = whole("size", 224 if size is None else size, 1, _LARGEST, what="a number of pixels")
+        if augment is None:
+            return Recipe((("ResizeShorterSide", ((side * 8 + 6) // 7,)), ("CenterCrop", (side, side))))
+        if augment == "imagenet":
+            crop = (side, side, 0.08, 1.0, 3 / 4, 4 / 3)
+            return Recipe((("RandomResizedCrop", crop), ("RandomHorizontalFlip", (0.5,))))
+        raise InvalidArgument(f'augment is None, "imagenet", or transforms of torchvision, not {augment!r}.')
+    if size is not None:
+        raise InvalidArgument("The transforms of `augment` have sizes: leave `size` out.")
+    recipe = recipe_of(augment)
+    if recipe.to is not None:
+        numbers = f", scale={list(recipe.scale)}" * bool(recipe.scale) + f", shift={list(recipe.shift)}" * bool(
+            recipe.shift
+        )
+        raise InvalidArgument(
+            "Pictures are uint8, and the Loader converts them on the device: leave the conversion and Normalize out of "
+            f'`augment`, and write Loader(..., to="{recipe.to}"{numbers}).'
+        )
+    return recipe
+
+
+def _labels(source: _core.EncodedPictures, given: Any) -> Any:
+    numpy = numpy_for("Pictures")
+    own = numpy.frombuffer(source.labels, numpy.int64)
+    if given is None:
+        return own if len(own) else None
+    if len(own):
+        raise InvalidArgument("This source of pictures has labels: leave `labels` out.")
+    if len(given) != len(source):
+        raise InvalidArgument(f"`labels` has {len(given)} entries for {len(source)} pictures.")
+    return numpy.asarray(given) if isinstance(given, list | tuple | range) else given
+
+
+def encoded(source: Any) -> _core.EncodedPictures:
+    """The encoded pictures of a source. Raises InvalidArgument if it is none."""
+    if isinstance(source, str | os.PathLike):
+        return _core.EncodedPictures.tars([source]) if _is_tar(source) else _core.EncodedPictures.folder(source)
+    if is_a("datasets.arrow_dataset", "Column", source) and is_a("datasets", "Dataset", source.source):
+        data = source.source
+        rows = None if data._indices is None else data._indices.column(0).to_numpy()
+        return _of_column(data.data.column(source.column_name), rows)
+    if is_a("pyarrow", "Array", source) or is_a("pyarrow", "ChunkedArray", source):
+        return _of_column(source, None)
+    if not isinstance(source, Iterable):
+        raise InvalidArgument(f"Pictures are a folder, paths, or encoded images, not {type(source).__name__}.")
+    items = list(source)
+    if items and all(isinstance(item, bytes) for item in items):
+        return _core.EncodedPictures.encoded(items)
+    if not all(isinstance(item, str | os.PathLike) for item in items):
+        raise InvalidArgument(
+            "A list of pictures has paths, or encoded images as bytes. Give classes as `labels`, in a list of their "
+            "own."
+        )
+    if items and all(map(_is_tar, items)):
+        return _core.EncodedPictures.tars(items)
+    return _core.EncodedPictures.files([os.fspath(item) for item in items])
+
+
+def _is_tar(path: Any) -> bool:
+    return os.fspath(path).endswith(".tar")
+
+
+def _of_column(column: Any, rows: Any) -> _core.EncodedPictures:
+    """The pictures of an Arrow column of binary values, or of an Image column: structs of bytes and path."""
+    numpy = numpy_for("Reading an Arrow column")
+    import pyarrow
+
+    chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
+    chunks = [chunk.storage if isinstance(chunk, pyarrow.ExtensionArray) else chunk for chunk in chunks]
+    if chunks and pyarrow.types.is_struct(chunks[0].type):
+        if sum(chunk.field("bytes").null_count for chunk in chunks) == len(column) > 0:
+            paths = [path for chunk in chunks for path in chunk.field("path").to_pylist()]
+            return encoded(paths if rows is None else [paths[row] for row in rows])
+        chunks = [chunk.field("bytes") for chunk in chunks]
+    chunks = [chunk.cast(pyarrow.large_binary()) for chunk in chunks]
+    nulls = sum(chunk.null_count for chunk in chunks)
+    if nulls:
+        raise InvalidArgument(f"{nulls} of {len(column)} pictures are null: drop their rows.")
+    begins, sizes = [numpy.empty(0, numpy.uint64)], [numpy.empty(0, numpy.uint64)]
+    for chunk in filter(len, chunks):
+        _, ends, values = chunk.buffers()
+        offsets = numpy.frombuffer(ends, numpy.uint64)[chunk.offset : chunk.offset + len(chunk) + 1]
+        begins.append(offsets[:-1] + numpy.uint64(values.address))
+        sizes.append(numpy.diff(offsets))
+    begin, size = numpy.concatenate(begins), numpy.concatenate(sizes)
+    if rows is not None:
+        begin, size = begin[rows], size[rows]
+    return _core.EncodedPictures.at_addresses(begin, size, chunks)

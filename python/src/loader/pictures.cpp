@@ -1,0 +1,134 @@
+#include "loader/pictures.hpp"
+
+#include "interpreter_lock.hpp"
+#include "loader/file_field.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/data/pictures.hpp>
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace penstock::python {
+namespace {
+
+using Numbers = std::vector<double>;
+
+PictureSize size_of(const Numbers& numbers) {
+  return {.width = static_cast<int>(numbers.at(1)), .height = static_cast<int>(numbers.at(0))};
+}
+
+/// `numbers`: height and width, and then the rest in the order of the members.
+PictureOperation operation(const std::string& name, const Numbers& numbers) {
+  if (name == "RandomResizedCrop") {
+    return RandomResizedCrop{size_of(numbers), numbers.at(2), numbers.at(3), numbers.at(4), numbers.at(5)};
+  }
+  if (name == "ResizeShorterSide") return ResizeShorterSide{static_cast<int>(numbers.at(0))};
+  if (name == "Resize") return Resize{size_of(numbers)};
+  if (name == "CenterCrop") return CenterCrop{size_of(numbers)};
+  if (name == "RandomCrop") return RandomCrop{size_of(numbers), static_cast<int>(numbers.at(2))};
+  if (name == "RandomHorizontalFlip") return RandomHorizontalFlip{numbers.at(0)};
+  if (name == "RandomVerticalFlip") return RandomVerticalFlip{numbers.at(0)};
+  throw InvalidArgument("unknown operation " + name);
+}
+
+LabelledPictures files(const nb::list& paths) {
+  Names names;
+  for (const nb::handle path : paths) {
+    const auto encoded = nb::steal<nb::bytes>(PyUnicode_EncodeFSDefault(path.ptr()));
+    if (!encoded.is_valid()) throw nb::python_error();
+    names.add({encoded.c_str(), encoded.size()});
+  }
+  return {.pictures = picture_files(std::move(names)), .labels = {}, .classes = {}};
+}
+
+LabelledPictures in_memory(std::vector<std::span<const std::byte>> pictures, const nb::object& owner) {
+  return {
+      .pictures = pictures_in_memory(std::move(pictures), keep_alive(owner)), .labels = {}, .classes = {}};
+}
+
+LabelledPictures encoded(const nb::list& encoded) {
+  std::vector<std::span<const std::byte>> pictures;
+  for (const nb::handle one : encoded) {
+    const auto bytes = nb::cast<nb::bytes>(one);
+    pictures.push_back({static_cast<const std::byte*>(bytes.data()), bytes.size()});
+  }
+  return in_memory(std::move(pictures), nb::tuple(encoded));
+}
+
+using Addresses = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+LabelledPictures at_addresses(const Addresses& begins, const Addresses& bytes, const nb::object& owner) {
+  std::vector<std::span<const std::byte>> pictures;
+  for (std::size_t i = 0; i < begins.shape(0); ++i) {
+    pictures.push_back({reinterpret_cast<const std::byte*>(begins.data()[i]), bytes.data()[i]});
+  }
+  return in_memory(std::move(pictures), owner);
+}
+
+nb::bytes labels(const LabelledPictures& self) {
+  return nb::bytes(self.labels.data(), self.labels.size() * sizeof(std::int64_t));
+}
+
+FileField field(const LabelledPictures& source,
+                const std::vector<std::pair<std::string, Numbers>>& operations, std::uint64_t seed,
+                bool channels_first, bool bicubic, std::shared_ptr<PictureFailures> failures) {
+  PictureOptions options{.operations = {},
+                         .seed = seed,
+                         .channels_first = channels_first,
+                         .bicubic = bicubic,
+                         .failures = std::move(failures)};
+  for (const auto& [name, numbers] : operations) options.operations.push_back(operation(name, numbers));
+  return {Dataset({read_pictures("image", source.pictures, std::move(options))}), 0};
+}
+
+std::vector<std::pair<std::uint64_t, std::string>> listed(const PictureFailures& failures) {
+  std::vector<std::pair<std::uint64_t, std::string>> all;
+  for (PictureFailure& failure : failures.first()) all.emplace_back(failure.sample, std::move(failure.why));
+  return all;
+}
+
+}  // namespace
+
+void bind_pictures(nb::module_& module) {
+  nb::class_<PictureFailures>(module, "PictureFailures", "The pictures that could not be read.")
+      .def(nb::init<>())
+      .def_prop_ro("count", &PictureFailures::count)
+      .def_prop_ro("first", &listed, "Pairs of a sample and what is wrong with it.");
+
+  nb::class_<LabelledPictures>(module, "EncodedPictures", "Encoded pictures; use penstock.Pictures.")
+      .def_static("folder", &pictures_in_folder, nb::arg("path"), nb::call_guard<Unlocked>())
+      .def_static("tars", &pictures_in_tars, nb::arg("paths"), nb::call_guard<Unlocked>())
+      .def_static("files", &files, nb::arg("paths"))
+      .def_static("encoded", &encoded, nb::arg("pictures"))
+      .def_static("at_addresses", &at_addresses, nb::arg("begins"), nb::arg("bytes"), nb::arg("owner"))
+      .def("__len__", [](const LabelledPictures& self) { return self.pictures->count(); })
+      .def_prop_ro("labels", &labels, "int64, one for each picture, or none.")
+      .def_ro("classes", &LabelledPictures::classes)
+      .def(
+          "name",
+          [](const LabelledPictures& self, std::uint64_t picture) {
+            if (picture >= self.pictures->count()) throw nb::index_error("there are fewer pictures");
+            return std::filesystem::path(self.pictures->name(picture));
+          },
+          nb::arg("picture"));
+
+  module.def("picture_field", &field, nb::arg("source"), nb::kw_only(), nb::arg("operations"),
+             nb::arg("seed"), nb::arg("channels_first"), nb::arg("bicubic"), nb::arg("failures").none(),
+             "Decodes each picture when it is read: see read_pictures.");
+}
+
+}  // namespace penstock::python

@@ -1,0 +1,29 @@
+"""Encoded pictures, and files of them."""
+
+import io
+import tarfile
+
+import numpy as np
+from PIL import Image
+
+
+def encode(seed, form="JPEG"):
+    """A picture of a size of its own."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(coarse).resize((60 + seed * 3, 50 + seed * 2), Image.Resampling.BICUBIC).save(out, form)
+    return out.getvalue()
+
+
+def write(path, seed=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode(seed))
+
+
+def write_tar(path, members, form=tarfile.DEFAULT_FORMAT):
+    """`members`: pairs of a name and bytes."""
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
