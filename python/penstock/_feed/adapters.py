@@ -113,6 +113,7 @@ class Prepared(Posing):
         options = {**self._chosen(), "sharded": True, "resumable": False}
         inner = kind_of(self._plain, base, is_under=True)(base, self._destination.name, self.prefetch_depth, **options)
         inner._account, inner._ways, inner._static = self._account, self._ways, self._static
+        inner._pictures = self._pictures
         return inner
 
     def __iter__(self: Any) -> Iterator[Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from .._destination import Destination
 from .._errors import InvalidArgument
 from .._loader.sampler import draw_into
 from .._loader.samplers import Several, iterate
+from .pictures import not_decoded
 from .tensors import Tensors
 
 _END = object()
@@ -17,7 +21,7 @@ _END = object()
 class EpochBatches:
     """The batches that the sampler gives in one epoch, in draws: a draw is a batch, Several, or the sampler's error.
     Those that were not handed out are kept. `done`: the batches that were. `samples`: those of these batches, if the
-    feed keeps its place, in the order that `order` begins with the first draw."""
+    feed keeps its place, in the order that `order` begins with the first draw. `seed`: of the epoch's workers."""
 
     def __init__(self, batch_sampler: Any, order: Any):
         self.keeps_place = order is not None
@@ -25,6 +29,7 @@ class EpochBatches:
         self._order = order
         self._draw: Any = None
         self._source = iterate(batch_sampler, self._begin if self.keeps_place else None)
+        self.seed = 0
         # The number of the first draw that is kept, the number of its first batch, and the draws.
         self._kept: tuple[int, int, list[Any]] = 0, 0, []
 
@@ -32,6 +37,15 @@ class EpochBatches:
         if self._draw is None:  # unless Ctrl-C came below
             self._draw = self._order._begin()
         return self._draw.pieces()
+
+    @functools.cached_property
+    def reading_epoch(self) -> int:
+        """Of which the random numbers of pictures follow. If the place is kept, it follows from the place, so that an
+        epoch that is resumed has the same. Only after a draw."""
+        if not self.keeps_place:
+            return self.seed
+        place = {**self._draw.after(0), "consumed": None}
+        return int.from_bytes(hashlib.blake2b(repr(sorted(place.items())).encode(), digest_size=8).digest(), "big")
 
     def draw_ahead(self, count: int) -> None:
         """Draws so many batches, at least. Raises the sampler's error."""
@@ -95,11 +109,12 @@ class EpochBatches:
 class RowsOfBatches:
     """Gives the C++ loader the rows of the batches of one epoch after the other, as `Batches` of samplers.py."""
 
-    def __init__(self, most: int, for_processes: bool):
+    def __init__(self, most: int, refusal: Callable[[str], Exception] | None):
+        """`refusal`: makes the error if a batch is not simply rows. None: the rest is made in the ordinary way."""
         self.reading_epoch: int | None = None  # see Batches
         self.is_odd = False  # the epoch ends early, before a batch that is not simply rows of the tensors
         self._most = most
-        self._for_processes = for_processes
+        self._refusal = refusal
         self._batches: EpochBatches | None = None
         self._tensors: Tensors | None = None
         self._error: BaseException | None = None  # Ctrl-C and the like: set by C++
@@ -112,19 +127,21 @@ class RowsOfBatches:
 
     def next(self, number: int) -> Any:
         """The rows of the next batch, as an array of 64-bit numbers, or of the next batches, one in each row. None at
-        the end, or if one is not simply rows of the tensors. That fails if processes feed together: False."""
+        the end, or if one is not simply rows of the tensors. With a refusal, that fails: False."""
         batch = self._batches.ask(number)  # type: ignore[union-attr]
         if batch is _END:
             return None
+        if self._tensors.decodes:  # type: ignore[union-attr]
+            self.reading_epoch = self._batches.reading_epoch  # type: ignore[union-attr]
         rows = None if isinstance(batch, Exception) else self._tensors.rows(batch)  # type: ignore[union-attr]
         if rows is not None and 0 < rows.shape[-1] <= self._most:
             return rows
         self.is_odd = True
-        return False if self._for_processes else None
+        return None if self._refusal is None else False
 
     def fail(self) -> None:
         error, self._error = self._error, None
-        raise refusal_of_next(self._batches) if error is None else error  # type: ignore[arg-type]
+        raise refusal_of_next(self._batches, self._refusal) if error is None else error  # type: ignore[arg-type]
 
 
 class Rest:
@@ -150,12 +167,19 @@ def not_for_processes(why: str) -> InvalidArgument:
     )
 
 
-def refusal_of_next(batches: EpochBatches) -> Exception:
+def refusal_of(destination: Destination, tensors: Tensors) -> Callable[[str], Exception] | None:
+    """Makes the error if batches must be gathered natively, and cannot be. None: they need not be."""
+    if destination.processes is not None:
+        return not_for_processes
+    return not_decoded if tensors.decodes else None
+
+
+def refusal_of_next(batches: EpochBatches, refusal: Callable[[str], Exception]) -> Exception:
     """The sampler's error in place of the next batch, or that it cannot be gathered natively."""
     try:
         batches.take()
     except Exception as error:
         return error
-    return not_for_processes(
+    return refusal(
         f"batch {batches.done - 1} of this epoch is not simply rows of its tensors, or these were written meanwhile"
     )

@@ -12,7 +12,7 @@ from .. import _core
 from .._destination import Destination
 from .._engines import is_forked
 from .._errors import Closed, InvalidArgument, OutOfMemory, note
-from .draws import EpochBatches, Rest, refusal_of_next
+from .draws import EpochBatches, Rest, refusal_of, refusal_of_next
 from .iterator import FeedIterator, PlainSource
 from .static import refuse_unless_garbage
 from .tensor_loader import TensorLoader
@@ -30,6 +30,7 @@ class NativeWay(Way):
         self._destination = destination
         self._loader: TensorLoader | None = None
         self._latest: Callable[[], NativeEpoch | None] = lambda: None
+        self._seed = 0  # of the latest epoch's workers
         self._seeded: Any = None  # the DataLoader whose persistent workers would have had their seed
 
     def why_not(self, feed: Any) -> str | None:
@@ -57,7 +58,7 @@ class NativeWay(Way):
                 return None
             loader = feed.loader
             batches = EpochBatches(loader.batch_sampler, feed._order)
-            self._seed_workers(loader, feed._is_resumed)
+            batches.seed = self._seed = self._seed_workers(loader, feed._is_resumed)
             if loader.num_workers > 0:  # which have so many batches drawn when they start
                 batches.draw_ahead(loader.num_workers * loader.prefetch_factor)
             epoch = NativeEpoch(feed, self, self._loader, batches, tensors, beginning)
@@ -68,16 +69,20 @@ class NativeWay(Way):
         if why is not None:
             return [f"the batches are those that the loader makes: {why}"]
         loader = self._loader
-        lines = ["the dataset is tensors, whose samples are gathered without worker processes"]
+        what = "pictures, which are decoded" if feed.pictures else "tensors, whose samples are gathered"
+        lines = [f"the dataset is {what} without worker processes"]
         return lines + (["the processes have not met yet"] if loader is None else loader.describe())
 
-    def _seed_workers(self, loader: Any, is_resumed: bool) -> None:
-        """Takes as much from the random state as the loader's iterator does: it draws a seed for its workers.
-        Persistent workers keep the first one. If an epoch is resumed, it was drawn at its beginning."""
+    def _seed_workers(self, loader: Any, is_resumed: bool) -> int:
+        """The epoch's seed. Takes as much from the random state as the loader's iterator does: it draws a seed for its
+        workers. Persistent workers keep the first one. If an epoch is resumed, it was drawn at its beginning."""
         persistent = loader.persistent_workers and loader.num_workers > 0
         if not is_resumed and (not persistent or (self._seeded is not loader and loader._iterator is None)):
-            draw_seed(loader.generator)
+            seed = draw_seed(loader.generator)
+        else:
+            seed = self._seed + 1  # pictures differ from those of the epoch before
         self._seeded = loader if persistent else None
+        return seed
 
     def _why_no_loader(self, feed: Any, tensors: Tensors) -> str | None:
         """Makes the loader for these tensors, unless there is one. Otherwise says why there is none."""
@@ -104,13 +109,13 @@ class NativeEpoch:
         self._feed, self._way, self._lock = feed, way, way.lock
         self._loader, self._batches = loader, batches
         self._together = feed._destination.together
-        self._processes = feed._destination.processes is not None
+        self._refusal = refusal_of(feed._destination, tensors)
         build = tensors.build
         together = self._together and build is not None
         self._build = (lambda each: [build(arrays) for arrays in each]) if together else build  # type: ignore[misc]
         self._ordinary: FeedIterator | None = None
         self._made: list[Any] = []  # the arrays of a batch that is not handed out yet; None: the end of the epoch
-        self._newer = False  # another epoch has taken the processes' loader
+        self._newer = False  # another epoch has taken the loader, and this one must not go on without it
         self._over = False
         self._watch: _core.TensorWatch | None = loader.begin(batches, tensors)  # None: nothing is gathered natively
         self._turn = feed._begin_turn(beginning)
@@ -149,14 +154,14 @@ class NativeEpoch:
                 raise StopIteration
             if self._newer:
                 raise Closed(
-                    "This iterator has ended: a newer one of this feed, whose processes go together, was begun."
+                    "This iterator has ended: a newer one of this feed, which gathers natively alone, was begun."
                 )
             if self._watch is None:  # another epoch was begun meanwhile
                 return False
             if not self._made and not self._make():
-                if self._processes:
+                if self._refusal is not None:
                     self.close()
-                    raise refusal_of_next(self._batches)
+                    raise refusal_of_next(self._batches, self._refusal)
                 self.go_on()
                 return False
             if self._made[0] is not None:
@@ -182,10 +187,10 @@ class NativeEpoch:
             raise
 
     def go_on(self) -> None:
-        """The rest of the epoch is made in the ordinary way. Of processes, it ends."""
+        """The rest of the epoch is made in the ordinary way. If it must not be, the epoch ends."""
         if self._watch is None:
             return
-        if self._processes:
+        if self._refusal is not None:
             self._newer = True
         else:
             self._way.counted = None

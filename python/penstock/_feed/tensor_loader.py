@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import _core
 from .._destination import Destination
 from .._engines import close_at_exit
-from .draws import EpochBatches, RowsOfBatches
+from .draws import EpochBatches, RowsOfBatches, refusal_of
 from .static import mark
 from .tensors import Tensors
 
@@ -20,11 +20,11 @@ class TensorLoader:
         self._members = len(destination.members)
         self.static = static
         self._number = 0
-        self.rows = RowsOfBatches(most, destination.processes is not None)
+        self.rows = RowsOfBatches(most, refusal_of(destination, tensors))
         self._native = _core.NativeLoader(
             destination.native,
             list(zip(tensors.names, tensors.arrays, strict=True)),
-            [],
+            list(tensors.options),
             batch_size=most,
             shuffle=False,
             seed=0,
@@ -36,7 +36,7 @@ class TensorLoader:
             residency="none",
             # The device reads locked memory. Such memory must not be freed before it is unlocked, and PyTorch frees
             # a tensor's memory when it moves it: into shared memory, say, for a spawned process. There it stays.
-            gather="automatic" if all(array.is_shared() for array in tensors.arrays) else "host",
+            gather="automatic" if all(array.is_shared() for array in tensors.in_memory) else "host",
             gather_blocks=0,
             narrow=True,
             data_may_change=True,
@@ -62,7 +62,7 @@ class TensorLoader:
     def begin(self, batches: EpochBatches, tensors: Tensors) -> _core.TensorWatch:
         """Begins an epoch. Gives what sees whether PyTorch writes to a tensor from now on, or gives it other memory."""
         self.rows.begin(batches, tensors)
-        watch = _core.TensorWatch(tensors.arrays)
+        watch = _core.TensorWatch(tensors.in_memory)
         self._native.start_epoch(self._number)  # costs nothing if all of the epoch before was handed out
         return watch
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import _core
 from .._loader.indices import has_pieces
 from .._loader.samplers import Several
+from .pictures import folder_of, picture_rows
 
 # The types of tensors that the native loader reads.
 _INTEGERS = {"bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
@@ -25,23 +26,35 @@ _ONLY_SEEDS = {
 
 class Tensors(NamedTuple):
     """The tensors of a dataset. `build` makes a batch of a list with one array for each of them; None: it is that list.
-    `picked`: the row in the tensors of each sample; None: sample i is row i."""
+    `picked`: the row in the tensors of each sample; None: sample i is row i. The first of them may be a field of
+    pictures; `options` then says how a loader delivers it."""
 
     names: list[str]
     arrays: list[Any]
     build: Callable[[list[Any]], Any] | None
     picked: Any
+    options: Sequence[Any] = ()
 
     @property
     def samples(self) -> int:
         return len(self.arrays[0]) if self.picked is None else len(self.picked)
 
+    @property
+    def in_memory(self) -> list[Any]:
+        """Those that are tensors, and no pictures."""
+        return [array for array in self.arrays if type(array) is not _core.FileField]
+
+    @property
+    def decodes(self) -> bool:
+        return len(self.in_memory) < len(self.arrays)
+
     def memory(self) -> tuple:
         """Equal if the native loader may go on reading where it reads."""
-        return tuple(
-            (name, id(array), array.untyped_storage()._cdata, array.data_ptr(), array.dtype, array.shape)
-            for name, array in zip(self.names, self.arrays, strict=True)
+        tensors = (
+            (id(array), array.untyped_storage()._cdata, array.data_ptr(), array.dtype, array.shape)
+            for array in self.in_memory
         )
+        return *self.names, *map(id, self.arrays), *tensors
 
     def rows(self, batch: Any) -> Any:
         """The rows of a batch's samples, or of Several, as 64-bit numbers. None if an index is of another kind than a
@@ -77,7 +90,7 @@ def tensors_of(feed: Any) -> Tensors | str:
         return "NumPy, which the native way needs, is not installed"
     if not 1 <= feed.prefetch_depth <= _MOST_AHEAD:
         return f"prefetch_depth is {feed.prefetch_depth}"
-    found = _why_not_rows(loader) or _tensors_in(loader.dataset)
+    found = _why_not_rows(loader) or _tensors_in(loader.dataset, feed)
     if isinstance(found, str) or _seeds_as_known():
         return found
     return "this version of PyTorch draws its workers' seeds in another way"
@@ -97,7 +110,7 @@ def _why_not_rows(loader: Any) -> str:
     return ""
 
 
-def _tensors_in(dataset: Any) -> Tensors | str:
+def _tensors_in(dataset: Any, feed: Any) -> Tensors | str:
     data = sys.modules["torch.utils.data"]
     picked = None
     while type(dataset) is data.Subset:
@@ -107,6 +120,14 @@ def _tensors_in(dataset: Any) -> Tensors | str:
         picked, dataset = own if picked is None else _picked(own, picked), dataset.dataset
         if picked is None:
             return _PICKS_TOO_MUCH
+    if feed.pictures:
+        pictures = picture_rows(dataset, feed._pictures)
+        if isinstance(pictures, str):
+            return pictures
+        within = None if picked is None else _within(picked, len(pictures.targets))
+        if picked is not None and within is None:
+            return _PICKS_TOO_MUCH
+        return Tensors(["image", "target"], [pictures.field, pictures.targets], None, within, pictures.options)
     rows = _rows_of(dataset, data)
     build: Callable[[list[Any]], Any] | None = None
     if isinstance(rows, Mapping):
@@ -115,7 +136,7 @@ def _tensors_in(dataset: Any) -> Tensors | str:
     elif isinstance(rows, tuple | list):
         names, arrays = [f"field{i}" for i in range(len(rows))], list(rows)
     else:
-        return f"its dataset is a {type(dataset).__name__}, which makes the samples itself"
+        return f"its dataset is a {type(dataset).__name__}, which makes the samples itself{_or_pictures(dataset)}"
     if not arrays or len(set(names)) != len(names):
         return "its dataset has no tensors, or two of one name"
     for name, array in zip(names, arrays, strict=True):
@@ -127,6 +148,16 @@ def _tensors_in(dataset: Any) -> Tensors | str:
         if picked is None:
             return _PICKS_TOO_MUCH
     return Tensors(names, arrays, build, picked)
+
+
+def _or_pictures(dataset: Any) -> str:
+    """What pictures=True would give, if the dataset is an ImageFolder."""
+    if type(dataset).__name__ != "ImageFolder":
+        return ""
+    folder = folder_of(dataset)
+    if isinstance(folder, str):
+        return f"; with pictures=True they would be decoded by penstock, but {folder}"
+    return "; with pictures=True they are decoded by penstock, without worker processes"
 
 
 _PICKS_TOO_MUCH = "its Subset picks samples that the dataset does not have"
@@ -233,9 +264,9 @@ def _why_not_read(array: Any, first: Any) -> str:
     return "" if len(array) == len(first) else f"has {len(array)} samples, and another one {len(first)}"
 
 
-def draw_seed(generator: Any) -> None:
+def draw_seed(generator: Any) -> int:
     torch = sys.modules["torch"]
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
 @functools.cache

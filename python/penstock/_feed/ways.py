@@ -9,6 +9,7 @@ from .._destination import Destination
 from .draws import not_for_processes
 from .iterator import PlainWay
 from .native import NativeWay
+from .pictures import not_decoded
 from .resume import unresumable
 from .workers import WorkersWay
 
@@ -49,5 +50,7 @@ def refuse_if_needed(feed: Any, why: str) -> None:
     """Raises InvalidArgument, with the reason, if the feed's batches must be gathered natively."""
     if feed._destination.processes is not None:
         raise not_for_processes(why)
+    if feed.pictures:
+        raise not_decoded(why)
     if feed._needs_native:
         raise unresumable(why)

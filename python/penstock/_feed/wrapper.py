@@ -14,11 +14,10 @@ from .._errors import InvalidArgument
 from .._process_group import ProcessGroup
 from .._statistics import FeedStatistics
 from .adapters import kind_of
-from .draws import not_for_processes
 from .resume import TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
 from .static import StaticBatches, check
 from .tensors import tensors_of
-from .ways import Ways
+from .ways import Ways, refuse_if_needed
 
 Batch = TypeVar("Batch")
 
@@ -33,6 +32,7 @@ def feed(
     native: bool = True,
     static: bool = False,
     resumable: bool = False,
+    pictures: bool = False,
     group: ProcessGroup | None = None,
 ) -> Feed[Batch]: ...
 @overload
@@ -44,6 +44,7 @@ def feed(
     sharded: bool = False,
     native: bool = True,
     resumable: bool = False,
+    pictures: bool = False,
     group: Iterable[Any],
 ) -> Feed[list[Batch]]: ...
 def feed(
@@ -55,6 +56,7 @@ def feed(
     native: bool = True,
     static: bool = False,
     resumable: bool = False,
+    pictures: bool = False,
     group: Any = None,
 ) -> Feed[Any]:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
@@ -89,6 +91,12 @@ def feed(
     user's. The tensors are read in place: they may change between epochs, but not while one is under way. A dataset
     whose samples are the rows of tensors says so with a property `__penstock_tensors__`, a tuple or dict of them, in
     the class that has `__getitem__`. `native=False` turns this off, and `describe()` says what was done and why.
+
+    `pictures=True`: the dataset is torchvision's ImageFolder, or a Subset of one, and penstock decodes its pictures in
+    threads, without worker processes: see `Pictures`, which lists the transforms that are done. Samples, order and
+    targets are the loader's. Pixels may differ by 1 from torchvision's, and the random numbers of the transforms are
+    penstock's own: they follow from the seed that an epoch draws for its workers. If a transform is not done here, it
+    is an InvalidArgument that names it. `describe()` says what would be decoded without it.
 
     If a DataLoader has worker processes (`num_workers` above 0), they put their batches into shared memory, which a
     GPU reads where it lies; see `worker_memory_limit`. On the host, a batch keeps a part of that memory for as long as
@@ -160,9 +168,10 @@ class Feed(Generic[Batch]):
         engine = self._destination.engine
         if self.static:
             check(engine, self.prefetch_depth)
-        tensors = None if self._destination.processes is None else tensors_of(self)
-        if isinstance(tensors, str):
-            raise not_for_processes(tensors)
+        if self.pictures or self._destination.processes is not None:
+            tensors = tensors_of(self)
+            if isinstance(tensors, str):
+                refuse_if_needed(self, tensors)
 
     @staticmethod
     def _unwrapped(loader: Any) -> Any:
@@ -290,6 +299,11 @@ class Feed(Generic[Batch]):
     def _sets(self) -> int:
         """The number of sets of addresses, if the batches are static."""
         return self.prefetch_depth + self._held
+
+    @functools.cached_property
+    def _pictures(self) -> dict[str, Any]:
+        """See picture_rows."""
+        return {}
 
     @functools.cached_property
     def _static(self) -> StaticBatches:
