@@ -46,6 +46,31 @@ def test_documents(document, capsys, tmp_path):
         assert "600 samples: each of the epoch's once" in printed
 
 
+def test_the_page_on_pictures(tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    for needed in ("PIL", "torchvision", "datasets", "timm"):
+        pytest.importorskip(needed)
+    import picture_files
+
+    for name in ("cats", "dogs"):
+        for i in range(2):
+            picture_files.write(tmp_path / "imagenet" / "train" / name / f"{i}.jpg")
+        picture_files.write(tmp_path / name / "1.jpg")
+    for i in range(2):
+        members = [(f"{i}.jpg", picture_files.encode(i)), (f"{i}.cls", b"1")]
+        picture_files.write_tar(tmp_path / f"train-00{i}.tar", members)
+    monkeypatch.chdir(tmp_path)
+    steps = []
+    names = {"device": "cpu", "train_step": lambda x, y: steps.append((x.shape, x.dtype, y.tolist()))}
+    for program in blocks("docs/pictures.md"):
+        exec(compile(program, "docs/pictures.md", "exec"), names)
+    assert {shape for shape, _, _ in steps} == {torch.Size((4, 3, 224, 224))}
+    assert [dtype for _, dtype, _ in steps] == [torch.float32] * 3 + [torch.uint8]
+    assert all(sorted(labels) == [0, 0, 1, 1] for _, _, labels in steps)
+    printed = capsys.readouterr().out
+    assert "['cats', 'dogs']" in printed and "the dataset is pictures" in printed and "2 2 2 0.jpg in" in printed
+
+
 def test_the_page_on_scale_prints_its_table(capsys):
     [program] = blocks("docs/scale.md")
     exec(compile(program, "docs/scale.md", "exec"), {})

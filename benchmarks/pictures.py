@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Images per second of a folder of JPEGs: as programs read it with a DataLoader, and through penstock.
+
+    pictures.py --device cuda --json pictures.json > pictures.md
+
+Makes the pictures itself, unless FOLDER is given: 500x375, about 100 KB each, of smooth fields and noise. Each way
+reads them shuffled with RandomResizedCrop(224) and a flip, and delivers normalised float32 to the device. Each runs
+for `--warm-up` seconds that do not count, and then for `--seconds`. The ways take turns for several rounds, and
+medians count. `cpu` is the processor time of an image, of this process and its workers. The table goes to standard
+output as Markdown, progress to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import io as torchvision_io
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import penstock
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZE = 224
+
+
+def picture(random: numpy.random.Generator, width: int, height: int) -> bytes:
+    """A JPEG of smooth fields, with noise that makes it as large as photographs of its size are."""
+    coarse = random.integers(0, 256, (8, 10, 3), dtype=numpy.uint8)
+    smooth = numpy.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), numpy.float32)
+    noise = random.normal(0, 20, (height, width, 1)).astype(numpy.float32)
+    pixels = numpy.clip(smooth + noise, 0, 255).astype(numpy.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+def make_folder(folder: pathlib.Path, count: int, width: int, height: int) -> None:
+    """As many pictures in 10 classes. Few are made, and written again and again: encoding them takes long."""
+    random = numpy.random.default_rng(0)
+    made = [picture(random, width, height) for _ in range(min(count, 200))]
+    for i in range(count):
+        path = folder / f"class{i % 10}" / f"{i:06}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(made[i % len(made)])
+
+
+def with_pillow(folder: str) -> Dataset:
+    """As the example of PyTorch does."""
+    from torchvision import transforms
+
+    steps = [
+        transforms.RandomResizedCrop(SIZE),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize(MEAN, STD),
+    ]
+    return ImageFolder(folder, transforms.Compose(steps))
+
+
+class WithTorchvision(Dataset):
+    """decode_jpeg, and transforms of tensors of uint8."""
+
+    def __init__(self, folder: str):
+        self.samples = ImageFolder(folder).samples
+        steps = [
+            v2.RandomResizedCrop(SIZE, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+        self.transform = v2.Compose(steps)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, target = self.samples[index]
+        image = torchvision_io.decode_jpeg(torchvision_io.read_file(path), torchvision_io.ImageReadMode.RGB)
+        return self.transform(image), target
+
+
+class Ways:
+    """The loaders that are compared, each made when it is its turn."""
+
+    def __init__(self, folder: str, device: str, batch: int, workers: int):
+        self.folder, self.device, self.batch, self.workers = folder, device, batch, workers
+        self.makers: dict[str, Callable[[], Iterable[Any]]] = {
+            "ImageFolder, Pillow": lambda: self.moved(self.torch_loader(with_pillow(folder))),
+            "torchvision decode_jpeg, v2": lambda: self.moved(self.torch_loader(WithTorchvision(folder))),
+            "penstock.feed(pictures=True)": lambda: penstock.feed(
+                self.torch_loader(with_pillow(folder)), device, pictures=True
+            ),
+            "penstock.Pictures": self.pictures,
+        }
+
+    def torch_loader(self, dataset: Dataset) -> DataLoader:
+        return DataLoader(
+            dataset,
+            self.batch,
+            shuffle=True,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            pin_memory=self.device.startswith("cuda"),
+        )
+
+    def moved(self, loader: DataLoader) -> Iterable[Any]:
+        class Moved:
+            def __iter__(_) -> Any:
+                for batch in loader:
+                    yield [part.to(self.device, non_blocking=True) for part in batch]
+
+        return Moved()
+
+    def pictures(self) -> penstock.Loader:
+        scale = [1 / 255 / std for std in STD]
+        shift = [-mean / std for mean, std in zip(MEAN, STD, strict=True)]
+        source = penstock.Pictures(self.folder, SIZE, "imagenet")
+        device = "host" if self.device == "cpu" else self.device
+        return penstock.Loader(source, self.batch, True, device, to="float32", scale=scale, shift=shift)
+
+
+def processor_seconds() -> float:
+    who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    own = sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, who))
+    return own + sum(map(of_child, children()))
+
+
+def children() -> list[str]:
+    return pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def of_child(process: str) -> float:
+    try:
+        fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def run(loader: Iterable[Any], warm_up: float, seconds: float) -> dict[str, float]:
+    """Images per second, milliseconds of processors for each, and seconds to the first batch."""
+    begin = time.perf_counter()
+    first = counted = 0.0
+    images = 0
+    processors = 0.0
+    while True:
+        for batch, _ in loader:
+            now = time.perf_counter()
+            first = first or now - begin
+            if counted:
+                images += len(batch)
+                if now - counted >= seconds:
+                    if batch.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    took = time.perf_counter() - counted
+                    used = processor_seconds() - processors
+                    return {"rate": images / took, "cpu_ms": 1e3 * used / images, "first_batch_s": first}
+            elif now - begin >= warm_up:
+                counted, processors = time.perf_counter(), processor_seconds()
+
+
+def table(rows: dict[str, dict[str, float]], processors: int) -> str:
+    lines = ["| way | images/s | images/s a core | cpu, ms | first batch, s |", "| --- | --- | --- | --- | --- |"]
+    for name, row in rows.items():
+        a_core = 1e3 / row["cpu_ms"]
+        lines.append(
+            f"| {name} | {row['rate']:,.0f} | {a_core:,.0f} | {row['cpu_ms']:.2f} | {row['first_batch_s']:.2f} |"
+        )
+    return "\n".join([*lines, "", f"{processors} processors."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", help="of pictures, with a folder for each class")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="of the DataLoaders")
+    parser.add_argument("--count", type=int, default=5000, help="pictures to make")
+    parser.add_argument("--width", type=int, default=500)
+    parser.add_argument("--height", type=int, default=375)
+    parser.add_argument("--warm-up", type=float, default=4.0, metavar="SECONDS")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", metavar="TEXT", help="ways whose names have it")
+    parser.add_argument("--json", help="write all figures here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-pictures-") as made:
+        if arguments.folder is None:
+            make_folder(pathlib.Path(made), arguments.count, arguments.width, arguments.height)
+        folder = arguments.folder or made
+        ways = Ways(folder, arguments.device, arguments.batch, arguments.workers)
+        names = [name for name in ways.makers if arguments.only in name]
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        for round_number in range(arguments.rounds):
+            for name in names:
+                runs[name].append(run(ways.makers[name](), arguments.warm_up, arguments.seconds))
+                print(f"round {round_number + 1}: {name}: {runs[name][-1]}", file=sys.stderr)
+    rows = {
+        name: {figure: statistics.median(each[figure] for each in done) for figure in done[0]}
+        for name, done in runs.items()
+    }
+    print(table(rows, os.cpu_count() or 1))
+    if arguments.json:
+        machine = {"processors": os.cpu_count(), "machine": platform.machine(), "device": arguments.device}
+        if arguments.device.startswith("cuda"):
+            machine["gpu"] = torch.cuda.get_device_name()
+        figures = {"machine": machine, "options": vars(arguments), "ways": rows, "runs": runs}
+        pathlib.Path(arguments.json).write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
