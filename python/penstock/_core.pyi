@@ -673,11 +673,8 @@ class PictureFailures:
     def __init__(self) -> None: ...
 
     @property
-    def count(self) -> int: ...
-
-    @property
-    def first(self) -> list[tuple[int, str]]:
-        """Pairs of a sample and what is wrong with it."""
+    def all(self) -> dict[int, str]:
+        """What is wrong with each sample."""
 
 class EncodedPictures:
     """Encoded pictures; use penstock.Pictures."""
@@ -686,10 +683,10 @@ class EncodedPictures:
     def folder(path: str | os.PathLike) -> EncodedPictures: ...
 
     @staticmethod
-    def tars(paths: Sequence[str | os.PathLike]) -> EncodedPictures: ...
+    def files(paths: list) -> EncodedPictures: ...
 
     @staticmethod
-    def files(paths: list) -> EncodedPictures: ...
+    def parts(paths: list, names: list, places: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], labels: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> EncodedPictures: ...
 
     @staticmethod
     def encoded(pictures: list) -> EncodedPictures: ...
@@ -708,7 +705,7 @@ class EncodedPictures:
 
     def name(self, picture: int) -> pathlib.Path: ...
 
-def picture_field(source: EncodedPictures, *, operations: Sequence[tuple[str, Sequence[float]]], seed: int, channels_first: bool, bicubic: bool, failures: PictureFailures | None) -> FileField:
+def picture_field(source: EncodedPictures, operations: Sequence[tuple[str, Sequence[float]]], bicubic: bool, seed: int, channels_last: bool, failures: PictureFailures | None) -> FileField:
     """Decodes each picture when it is read: see read_pictures."""
 
 class NativeLoader:

@@ -111,7 +111,7 @@ class TestSources:
         pictures = penstock.Pictures(files, SIZE, "imagenet")
         order = [*range(0, COUNT, 2), *range(1, COUNT, 2)]
         assert pictures.labels.tolist() == [i % 4 for i in order]
-        assert pictures.name(1) == f"{long}002.JPG in {files[0]}"
+        assert pictures.name(1) == f"{long}002.jpg in {files[0]}"
         batches = list(penstock.Loader(pictures, 5, device="host"))
         assert same(images(batches), drawn([encoded[i] for i in order]))
         data = files[1].read_bytes()
@@ -119,17 +119,17 @@ class TestSources:
         assert len(penstock.Pictures(str(files[1]))) == COUNT // 2
         for cut in (2000, 513):
             files[1].write_bytes(data[:cut])
-            with pytest.raises(penstock.Error, match=r"train-1\.tar"):
+            with pytest.raises(penstock.Error, match=r"train-1\.tar, byte \d+: .*, found a"):
                 penstock.Pictures(files)
-        files[1].write_bytes(data[:100] + b"9" + data[101:])
-        with pytest.raises(penstock.Error, match=r"byte 0: .* whose sum is wrong"):
+        files[1].write_bytes(data[:257] + b"9" + data[258:])
+        with pytest.raises(penstock.Error, match=r"train-1\.tar, byte 0: .* that is not a member's head"):
             penstock.Pictures(files)
 
     @pytest.mark.parametrize(
         ("members", "said"),
         [
             ([("1.jpg", b""), ("1.png", b"")], "sample 1 has several pictures"),
-            ([("1.jpg", b""), ("1.cls", b"x")], "a whole number, the label 1.cls, found 'x'"),
+            ([("1.jpg", b""), ("1.cls", b"x")], "the label 1.cls is b'x', not a whole number"),
             ([("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b"")], "1 of 2 pictures"),
             ([("1.txt", b"")], "nothing to feed"),
         ],
@@ -169,14 +169,6 @@ class TestSources:
         assert same(images(batches), drawn(encoded if embedded else paths, order, augment=None))
         with pytest.raises(penstock.InvalidArgument, match=r"penstock.Pictures\(x\)"):
             penstock.Loader(dataset)
-
-    def test_a_hundred_thousand_files_are_listed_at_once(self, tmp_path, encoded):
-        for i in range(20):
-            (tmp_path / f"{i:02}").mkdir()
-            (tmp_path / f"{i:02}" / "0.jpg").write_bytes(encoded[1])
-            for j in range(1, 50):
-                os.link(tmp_path / f"{i:02}" / "0.jpg", tmp_path / f"{i:02}" / f"{j}.jpg")
-        assert len(penstock.Pictures(tmp_path)) == 1000
 
     def test_the_command_feeds_and_verifies_a_folder(self, folder):
         main = "import penstock._command; raise SystemExit(penstock._command.main())"
@@ -321,9 +313,8 @@ class TestFaults:
         assert not got[[9, 11]].any()
         good = [i for i in range(COUNT) if i not in (9, 11)]
         assert same(got[good], drawn(encoded, good))
-        assert pictures.failure_count == 2
-        assert sorted(sample for sample, _ in pictures.failures) == [9, 11]
-        assert all(str(paths[sample]) in why for sample, why in pictures.failures)
+        assert list(pictures.failures) == [9, 11]
+        assert all(str(paths[sample]) in why for sample, why in pictures.failures.items())
 
     def test_a_folder_that_changes_is_that_which_was_listed(self, folder):
         pictures = penstock.Pictures(folder, SIZE)

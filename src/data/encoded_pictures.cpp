@@ -32,6 +32,31 @@ class PictureFiles final : public EncodedPictures {
   Names paths_;
 };
 
+class PictureParts final : public EncodedPictures {
+ public:
+  PictureParts(Names paths, std::vector<PicturePlace> places, Names names)
+      : paths_(std::move(paths)), places_(std::move(places)), names_(std::move(names)) {}
+
+  std::uint64_t count() const noexcept override { return places_.size(); }
+
+  std::span<const std::byte> read(std::uint64_t picture, std::vector<std::byte>& scratch) const override {
+    const PicturePlace& place = places_[static_cast<std::size_t>(picture)];
+    const File file(paths_[static_cast<std::size_t>(place.file)]);
+    scratch.resize(static_cast<std::size_t>(place.bytes));
+    read_exactly(file, place.offset, scratch);
+    return scratch;
+  }
+
+  std::string name(std::uint64_t picture) const override {
+    return std::string(names_[static_cast<std::size_t>(picture)]);
+  }
+
+ private:
+  Names paths_;
+  std::vector<PicturePlace> places_;
+  Names names_;
+};
+
 class PicturesInMemory final : public EncodedPictures {
  public:
   PicturesInMemory(std::vector<std::span<const std::byte>> pictures, std::shared_ptr<const void> keep_alive)
@@ -62,6 +87,10 @@ std::string_view Names::operator[](std::size_t i) const noexcept {
 }
 
 EncodedPicturesPtr picture_files(Names paths) { return std::make_shared<PictureFiles>(std::move(paths)); }
+
+EncodedPicturesPtr picture_parts(Names paths, std::vector<PicturePlace> places, Names names) {
+  return std::make_shared<PictureParts>(std::move(paths), std::move(places), std::move(names));
+}
 
 EncodedPicturesPtr pictures_in_memory(std::vector<std::span<const std::byte>> pictures,
                                       std::shared_ptr<const void> keep_alive) {

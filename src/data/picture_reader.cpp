@@ -96,7 +96,7 @@ class PictureReader final : public FieldReader {
     } catch (const Error& error) {
       if (options_.failures != nullptr) {
         std::ranges::fill(to, std::byte{0});
-        options_.failures->add({sample, place(error)});
+        options_.failures->add(sample, place(error));
       } else if (const auto* of_file = dynamic_cast<const FileError*>(&error)) {
         throw FileError(place(error), of_file->file(), of_file->code());
       } else {
@@ -122,20 +122,14 @@ class PictureReader final : public FieldReader {
 
 }  // namespace
 
-void PictureFailures::add(PictureFailure failure) {
+void PictureFailures::add(std::uint64_t sample, std::string why) {
   const std::lock_guard lock(mutex_);
-  ++count_;
-  if (first_.size() < kMostKept) first_.push_back(std::move(failure));
+  all_[sample] = std::move(why);
 }
 
-std::uint64_t PictureFailures::count() const {
+std::map<std::uint64_t, std::string> PictureFailures::all() const {
   const std::lock_guard lock(mutex_);
-  return count_;
-}
-
-std::vector<PictureFailure> PictureFailures::first() const {
-  const std::lock_guard lock(mutex_);
-  return first_;
+  return all_;
 }
 
 std::vector<PictureOperation> plain_operations(int size) {

@@ -45,8 +45,18 @@ struct LabelledPictures {
   std::vector<std::string> classes;  ///< by label, of a folder
 };
 
+/// Where an encoded picture lies in one of several files.
+struct PicturePlace {
+  std::uint64_t file = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
 /// The files at `paths`, which are opened when they are read.
 [[nodiscard]] EncodedPicturesPtr picture_files(Names paths);
+
+/// Parts of the files at `paths`, such as members of tar files, and their names.
+[[nodiscard]] EncodedPicturesPtr picture_parts(Names paths, std::vector<PicturePlace> places, Names names);
 
 /// Pictures in memory that `keep_alive` keeps alive and unchanged.
 [[nodiscard]] EncodedPicturesPtr pictures_in_memory(std::vector<std::span<const std::byte>> pictures,
@@ -58,10 +68,5 @@ struct LabelledPictures {
 
 /// True if the first of the folders in `folder` has a picture. Throws Error if they cannot be read.
 [[nodiscard]] bool is_picture_folder(const std::filesystem::path& folder);
-
-/// The pictures in tar files as WebDataset writes them: members whose names are equal up to the first dot are
-/// one sample, and "cls" is its label. Reads the heads of all members. Throws Error for a malformed file, a
-/// sample of several pictures, and a label that is missing while others are there, or is not a number.
-[[nodiscard]] LabelledPictures pictures_in_tars(const std::vector<std::filesystem::path>& files);
 
 }  // namespace penstock

@@ -4,8 +4,8 @@
 #include <penstock/data/readers.hpp>
 #include <penstock/decode/augmentation.hpp>
 
-#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,26 +13,16 @@
 
 namespace penstock {
 
-struct PictureFailure {
-  std::uint64_t sample = 0;
-  std::string why;  ///< names the file
-};
-
 /// The pictures that could not be read. Thread-safe.
 class PictureFailures {
  public:
-  static constexpr std::size_t kMostKept = 1000;
-
-  void add(PictureFailure failure);
-  /// How often reading failed, which counts a picture each time.
-  [[nodiscard]] std::uint64_t count() const;
-  /// The first kMostKept.
-  [[nodiscard]] std::vector<PictureFailure> first() const;
+  void add(std::uint64_t sample, std::string why);
+  /// Each sample once, with what was wrong with its file the last time.
+  [[nodiscard]] std::map<std::uint64_t, std::string> all() const;
 
  private:
   mutable std::mutex mutex_;
-  std::uint64_t count_ = 0;
-  std::vector<PictureFailure> first_;
+  std::map<std::uint64_t, std::string> all_;
 };
 
 struct PictureOptions {

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from .. import _core
 from .._errors import InvalidArgument
 from .._loader.conversions import channel_axis
-from .._loader.pictures import picture_field
 from .._loader.transforms import NotDone, Recipe, recipe_of
 
 _DECODED = (".jpg", ".jpeg", ".png", ".webp")
@@ -76,7 +75,7 @@ def _rows_of(folder: Folder) -> PictureRows:
     if others:
         raise InvalidArgument(f"its ImageFolder has files of the kind {min(others)}, which are not decoded here")
     recipe = folder.recipe
-    field = picture_field(_core.EncodedPictures.files(paths), recipe, 0, False, None)
+    field = _core.picture_field(_core.EncodedPictures.files(paths), *recipe[:2], 0, False, None)
     options = []
     if recipe.to is not None:
         scale, shift = list(recipe.scale), list(recipe.shift)

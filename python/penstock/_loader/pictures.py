@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from .._checks import numpy_for, whole
 from .._errors import InvalidArgument
 from .columns import is_a
 from .sampler import UINT64
+from .tars import pictures_in_tars
 from .transforms import Recipe, recipe_of
 
 _LARGEST = 16384
@@ -37,9 +39,9 @@ class Pictures:
     - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image,
       and notes it in `failures`.
 
-    Attributes: `labels`, an array or None; `classes`, the names of a folder's classes by label; `failures`, pairs of a
-    sample and what is wrong with it, at most 1,000; `failure_count`. `pictures[i]` decodes one, `pictures.name(i)` is
-    its path. Raises InvalidArgument for arguments that do not fit, and Error if a folder or tar file cannot be read.
+    Attributes: `labels`, an array or None; `classes`, the names of a folder's classes by label; `failures`, what was
+    wrong with each sample that is black. `pictures[i]` decodes one, `pictures.name(i)` is its path. Raises
+    InvalidArgument for arguments that do not fit, and Error if a folder or tar file cannot be read.
     """
 
     dtype = "uint8"
@@ -69,19 +71,15 @@ class Pictures:
         recipe = _recipe(size, augment)
         failures = self._failures if on_error == "black" else None
         seed = whole("seed", seed, 0, UINT64)
-        self.field = picture_field(self._encoded, recipe, seed, channels_last, failures)
+        self.field = _core.picture_field(self._encoded, *recipe[:2], seed, channels_last, failures)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.field.shape)
 
     @property
-    def failures(self) -> list[tuple[int, str]]:
-        return self._failures.first
-
-    @property
-    def failure_count(self) -> int:
-        return self._failures.count
+    def failures(self) -> dict[int, str]:
+        return self._failures.all
 
     def name(self, index: int) -> str:
         return os.fspath(self._encoded.name(index))
@@ -93,27 +91,10 @@ class Pictures:
         return self.field[index]
 
     def __reduce__(self) -> tuple:
-        return _again, (self._source, self._arguments)
+        return functools.partial(Pictures, **self._arguments), (self._source,)
 
     def __repr__(self) -> str:
         return f"<penstock.Pictures: {len(self)} of {'x'.join(map(str, self.shape[1:]))}>"
-
-
-def _again(source: Any, arguments: dict[str, Any]) -> Pictures:
-    return Pictures(source, **arguments)
-
-
-def picture_field(
-    source: _core.EncodedPictures, recipe: Recipe, seed: int, channels_last: bool, failures: Any
-) -> _core.FileField:
-    return _core.picture_field(
-        source,
-        operations=list(recipe.operations),
-        seed=seed,
-        channels_first=not channels_last,
-        bicubic=recipe.bicubic,
-        failures=failures,
-    )
 
 
 def _recipe(size: int | None, augment: Any) -> Recipe:
@@ -129,9 +110,7 @@ def _recipe(size: int | None, augment: Any) -> Recipe:
         raise InvalidArgument("The transforms of `augment` have sizes: leave `size` out.")
     recipe = recipe_of(augment)
     if recipe.to is not None:
-        numbers = f", scale={list(recipe.scale)}" * bool(recipe.scale) + f", shift={list(recipe.shift)}" * bool(
-            recipe.shift
-        )
+        numbers = "".join(f", {name}={list(getattr(recipe, name))}" for name in ("scale", "shift"))
         raise InvalidArgument(
             "Pictures are uint8, and the Loader converts them on the device: leave the conversion and Normalize out of "
             f'`augment`, and write Loader(..., to="{recipe.to}"{numbers}).'
@@ -154,7 +133,7 @@ def _labels(source: _core.EncodedPictures, given: Any) -> Any:
 def encoded(source: Any) -> _core.EncodedPictures:
     """The encoded pictures of a source. Raises InvalidArgument if it is none."""
     if isinstance(source, str | os.PathLike):
-        return _core.EncodedPictures.tars([source]) if _is_tar(source) else _core.EncodedPictures.folder(source)
+        return pictures_in_tars([source]) if _is_tar(source) else _core.EncodedPictures.folder(source)
     if is_a("datasets.arrow_dataset", "Column", source) and is_a("datasets", "Dataset", source.source):
         data = source.source
         rows = None if data._indices is None else data._indices.column(0).to_numpy()
@@ -172,7 +151,7 @@ def encoded(source: Any) -> _core.EncodedPictures:
             "own."
         )
     if items and all(map(_is_tar, items)):
-        return _core.EncodedPictures.tars(items)
+        return pictures_in_tars(items)
     return _core.EncodedPictures.files([os.fspath(item) for item in items])
 
 

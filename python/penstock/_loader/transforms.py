@@ -86,10 +86,6 @@ def _resize(recipe: Recipe, part: Any) -> Recipe:
     return _with(recipe, part, *_pair(part))
 
 
-def _center_crop(recipe: Recipe, part: Any) -> Recipe:
-    return _with(recipe, part, *_pair(part))
-
-
 def _crop(recipe: Recipe, part: Any) -> Recipe:
     padding = part.padding or 0
     padding = {padding} if isinstance(padding, int) else set(padding)
@@ -100,10 +96,6 @@ def _crop(recipe: Recipe, part: Any) -> Recipe:
 
 def _flip(recipe: Recipe, part: Any) -> Recipe:
     return _with(recipe, part, part.p)
-
-
-def _tensor(recipe: Recipe, part: Any) -> Recipe:
-    return recipe._replace(is_tensor=True)
 
 
 def _scaled_tensor(recipe: Recipe, part: Any) -> Recipe:
@@ -132,13 +124,13 @@ def _normalize(recipe: Recipe, part: Any) -> Recipe:
 _DONE: dict[str, Callable[[Recipe, Any], Recipe]] = {
     "RandomResizedCrop": _resized_crop,
     "Resize": _resize,
-    "CenterCrop": _center_crop,
+    "CenterCrop": lambda recipe, part: _with(recipe, part, *_pair(part)),
     "RandomCrop": _crop,
     "RandomHorizontalFlip": _flip,
     "RandomVerticalFlip": _flip,
     "ToTensor": _scaled_tensor,
-    "PILToTensor": _tensor,
-    "ToImage": _tensor,
+    "PILToTensor": lambda recipe, _: recipe._replace(is_tensor=True),
+    "ToImage": lambda recipe, _: recipe._replace(is_tensor=True),
     "ConvertImageDtype": _dtype,
     "ToDtype": _dtype,
     "Normalize": _normalize,

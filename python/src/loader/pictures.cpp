@@ -8,6 +8,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -45,14 +46,33 @@ PictureOperation operation(const std::string& name, const Numbers& numbers) {
   throw InvalidArgument("unknown operation " + name);
 }
 
-LabelledPictures files(const nb::list& paths) {
+Names file_names(const nb::list& paths) {
   Names names;
   for (const nb::handle path : paths) {
     const auto encoded = nb::steal<nb::bytes>(PyUnicode_EncodeFSDefault(path.ptr()));
     if (!encoded.is_valid()) throw nb::python_error();
     names.add({encoded.c_str(), encoded.size()});
   }
-  return {.pictures = picture_files(std::move(names)), .labels = {}, .classes = {}};
+  return names;
+}
+
+LabelledPictures files(const nb::list& paths) {
+  return {.pictures = picture_files(file_names(paths)), .labels = {}, .classes = {}};
+}
+
+template <typename T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+/// `places`: of each picture the number of the file, the offset, and the bytes.
+LabelledPictures parts(const nb::list& paths, const nb::list& names, const Array<std::uint64_t>& places,
+                       const Array<std::int64_t>& labels) {
+  std::vector<PicturePlace> all;
+  for (std::size_t i = 0; i < places.size(); i += 3) {
+    all.push_back({places.data()[i], places.data()[i + 1], places.data()[i + 2]});
+  }
+  return {.pictures = picture_parts(file_names(paths), std::move(all), file_names(names)),
+          .labels = {labels.data(), labels.data() + labels.size()},
+          .classes = {}};
 }
 
 LabelledPictures in_memory(std::vector<std::span<const std::byte>> pictures, const nb::object& owner) {
@@ -69,9 +89,8 @@ LabelledPictures encoded(const nb::list& encoded) {
   return in_memory(std::move(pictures), nb::tuple(encoded));
 }
 
-using Addresses = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-LabelledPictures at_addresses(const Addresses& begins, const Addresses& bytes, const nb::object& owner) {
+LabelledPictures at_addresses(const Array<std::uint64_t>& begins, const Array<std::uint64_t>& bytes,
+                              const nb::object& owner) {
   std::vector<std::span<const std::byte>> pictures;
   for (std::size_t i = 0; i < begins.shape(0); ++i) {
     pictures.push_back({reinterpret_cast<const std::byte*>(begins.data()[i]), bytes.data()[i]});
@@ -84,21 +103,15 @@ nb::bytes labels(const LabelledPictures& self) {
 }
 
 FileField field(const LabelledPictures& source,
-                const std::vector<std::pair<std::string, Numbers>>& operations, std::uint64_t seed,
-                bool channels_first, bool bicubic, std::shared_ptr<PictureFailures> failures) {
+                const std::vector<std::pair<std::string, Numbers>>& operations, bool bicubic,
+                std::uint64_t seed, bool channels_last, std::shared_ptr<PictureFailures> failures) {
   PictureOptions options{.operations = {},
                          .seed = seed,
-                         .channels_first = channels_first,
+                         .channels_first = !channels_last,
                          .bicubic = bicubic,
                          .failures = std::move(failures)};
   for (const auto& [name, numbers] : operations) options.operations.push_back(operation(name, numbers));
   return {Dataset({read_pictures("image", source.pictures, std::move(options))}), 0};
-}
-
-std::vector<std::pair<std::uint64_t, std::string>> listed(const PictureFailures& failures) {
-  std::vector<std::pair<std::uint64_t, std::string>> all;
-  for (PictureFailure& failure : failures.first()) all.emplace_back(failure.sample, std::move(failure.why));
-  return all;
 }
 
 }  // namespace
@@ -106,13 +119,12 @@ std::vector<std::pair<std::uint64_t, std::string>> listed(const PictureFailures&
 void bind_pictures(nb::module_& module) {
   nb::class_<PictureFailures>(module, "PictureFailures", "The pictures that could not be read.")
       .def(nb::init<>())
-      .def_prop_ro("count", &PictureFailures::count)
-      .def_prop_ro("first", &listed, "Pairs of a sample and what is wrong with it.");
+      .def_prop_ro("all", &PictureFailures::all, "What is wrong with each sample.");
 
   nb::class_<LabelledPictures>(module, "EncodedPictures", "Encoded pictures; use penstock.Pictures.")
       .def_static("folder", &pictures_in_folder, nb::arg("path"), nb::call_guard<Unlocked>())
-      .def_static("tars", &pictures_in_tars, nb::arg("paths"), nb::call_guard<Unlocked>())
       .def_static("files", &files, nb::arg("paths"))
+      .def_static("parts", &parts, nb::arg("paths"), nb::arg("names"), nb::arg("places"), nb::arg("labels"))
       .def_static("encoded", &encoded, nb::arg("pictures"))
       .def_static("at_addresses", &at_addresses, nb::arg("begins"), nb::arg("bytes"), nb::arg("owner"))
       .def("__len__", [](const LabelledPictures& self) { return self.pictures->count(); })
@@ -126,8 +138,8 @@ void bind_pictures(nb::module_& module) {
           },
           nb::arg("picture"));
 
-  module.def("picture_field", &field, nb::arg("source"), nb::kw_only(), nb::arg("operations"),
-             nb::arg("seed"), nb::arg("channels_first"), nb::arg("bicubic"), nb::arg("failures").none(),
+  module.def("picture_field", &field, nb::arg("source"), nb::arg("operations"), nb::arg("bicubic"),
+             nb::arg("seed"), nb::arg("channels_last"), nb::arg("failures").none(),
              "Decodes each picture when it is read: see read_pictures.");
 }
 
