@@ -213,6 +213,13 @@ class TestErrors:
             next(batches)
 
 
+def test_the_doctor_knows_what_could_be_decoded(root):
+    jitter = transforms.Compose([transforms.ColorJitter(0.1), TRAIN])
+    for transform, expected in ((TRAIN, True), (jitter, False)):
+        loader = DataLoader(Subset(ImageFolder(root, transform), range(8)), 4)
+        assert penstock.diagnose(loader, seconds=0.02).timings.pictures == expected
+
+
 def tensors_of(version):
     """What makes tensors of float32 of an image."""
     return [version.ToTensor()] if version is transforms else [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]

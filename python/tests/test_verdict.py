@@ -231,7 +231,8 @@ def test_a_loader_with_workers_is_compared_with_one_thread_in_this_process():
 @pytest.mark.parametrize(
     ("rule", "changed", "told", "untold"),
     [
-        (_verdict.fetch_dominates, {}, "a whole batch at once (`__getitems__`)", "for each batch"),
+        (_verdict.fetch_dominates, {}, "a whole batch at once (`__getitems__`)", "pictures=True"),
+        (_verdict.fetch_dominates, {"pictures": True}, "penstock.feed(loader, pictures=True)", "for each sample"),
         (_verdict.fetch_dominates, {"takes_batches": True}, "do less for each batch, or", "at once"),
         (_verdict.fetch_dominates, {"takes_batches": True, "streams": True}, "more of a file at once", "__getitems__"),
         (_verdict.collate_dominates, {}, "The same work in the dataset takes as long", "tensors"),

@@ -20,6 +20,7 @@ from typing import Any
 from .. import _core
 from .._checks import is_number
 from .._errors import InvalidArgument
+from .._feed.pictures import folder_below
 from .stages import Staged, StageTimes, WorkerStart, tensors
 from .timings import ENOUGH, Timings
 from .verdict import LoaderVerdict
@@ -132,6 +133,7 @@ class _Examination:
             persistent=loader.persistent_workers,
             streams=bool(self.streams),
             threads=self.torch.get_num_threads(),
+            pictures=not isinstance(folder_below(loader.dataset), str),
             stacks=loader.collate_fn in _own_collates(),
             takes_batches=not self.auto or bool(getattr(loader.dataset, "__getitems__", None)),
             notes=self.notes,

@@ -34,6 +34,7 @@ class Timings:
     pins: bool = False  # the loader pins its batches
     threads: int = 1  # with which PyTorch computes in this process; workers have one
     one_thread: dict[str, float] | None = None  # whole, fetch, collate and busy with one, without workers
+    pictures: bool = False  # feed(pictures=True) decodes its dataset
     stacks: bool = False  # PyTorch's own collate
     takes_batches: bool = False  # the dataset is asked for all samples of a batch at once
     without: dict[str, float] = field(default_factory=dict)  # the loader with a stage left out; empty without workers

@@ -157,6 +157,8 @@ def fetch_dominates(timings: Timings) -> Finding | None:
         f"do less for each {what}, or do it for the batch on the GPU{at_once}; if the data is arrays in memory, use "
     )
     change += "penstock.Loader"
+    if timings.pictures:
+        change = "penstock.feed(loader, pictures=True), which decodes in threads of this process, and faster"
     return _dominates(timings, "fetch", "The dataset takes", change)
 
 

@@ -55,6 +55,13 @@ def folder_of(dataset: Any) -> Folder | str:
     )
 
 
+def folder_below(dataset: Any) -> Folder | str:
+    """The same for the dataset of which this is a Subset, if it is one."""
+    while type(dataset).__name__ == "Subset":
+        dataset = dataset.dataset
+    return folder_of(dataset)
+
+
 def picture_rows(dataset: Any, known: dict[str, PictureRows]) -> PictureRows | str:
     """The rows of an ImageFolder, or why there are none. Those of the latest call are kept in `known`."""
     folder = folder_of(dataset)
