@@ -11,49 +11,28 @@ namespace penstock {
 
 namespace {
 
-class PictureFiles final : public EncodedPictures {
+class PicturesInFiles final : public EncodedPictures {
  public:
-  explicit PictureFiles(Names paths) : paths_(std::move(paths)) {}
-
-  std::uint64_t count() const noexcept override { return paths_.size(); }
-
-  std::span<const std::byte> read(std::uint64_t picture, std::vector<std::byte>& scratch) const override {
-    const File file(name(picture));
-    scratch.resize(static_cast<std::size_t>(file.size()));
-    read_exactly(file, 0, scratch);
-    return scratch;
-  }
-
-  std::string name(std::uint64_t picture) const override {
-    return std::string(paths_[static_cast<std::size_t>(picture)]);
-  }
-
- private:
-  Names paths_;
-};
-
-class PictureParts final : public EncodedPictures {
- public:
-  PictureParts(Names paths, std::vector<PicturePlace> places, Names names)
+  PicturesInFiles(Names paths, std::vector<PicturePlace> places, Names names)
       : paths_(std::move(paths)), places_(std::move(places)), names_(std::move(names)) {}
 
-  std::uint64_t count() const noexcept override { return places_.size(); }
+  std::uint64_t count() const noexcept override { return places_.empty() ? paths_.size() : places_.size(); }
 
   std::span<const std::byte> read(std::uint64_t picture, std::vector<std::byte>& scratch) const override {
-    const PicturePlace& place = places_[static_cast<std::size_t>(picture)];
-    const File file(paths_[static_cast<std::size_t>(place.file)]);
-    scratch.resize(static_cast<std::size_t>(place.bytes));
-    read_exactly(file, place.offset, scratch);
+    const auto i = static_cast<std::size_t>(picture);
+    const File file(paths_[places_.empty() ? i : static_cast<std::size_t>(places_[i].file)]);
+    scratch.resize(static_cast<std::size_t>(places_.empty() ? file.size() : places_[i].bytes));
+    read_exactly(file, places_.empty() ? 0 : places_[i].offset, scratch);
     return scratch;
   }
 
   std::string name(std::uint64_t picture) const override {
-    return std::string(names_[static_cast<std::size_t>(picture)]);
+    return std::string((places_.empty() ? paths_ : names_)[static_cast<std::size_t>(picture)]);
   }
 
  private:
   Names paths_;
-  std::vector<PicturePlace> places_;
+  std::vector<PicturePlace> places_;  ///< none: each file is a picture
   Names names_;
 };
 
@@ -86,10 +65,8 @@ std::string_view Names::operator[](std::size_t i) const noexcept {
                                         static_cast<std::size_t>(ends_[i] - begin));
 }
 
-EncodedPicturesPtr picture_files(Names paths) { return std::make_shared<PictureFiles>(std::move(paths)); }
-
-EncodedPicturesPtr picture_parts(Names paths, std::vector<PicturePlace> places, Names names) {
-  return std::make_shared<PictureParts>(std::move(paths), std::move(places), std::move(names));
+EncodedPicturesPtr pictures_in_files(Names paths, std::vector<PicturePlace> places, Names names) {
+  return std::make_shared<PicturesInFiles>(std::move(paths), std::move(places), std::move(names));
 }
 
 EncodedPicturesPtr pictures_in_memory(std::vector<std::span<const std::byte>> pictures,

@@ -49,20 +49,21 @@ bool is_picture(std::string_view file) {
 
 std::string below(const std::string& folder, const std::string& name) { return folder + '/' + name; }
 
-/// The pictures in `folder` and all folders below it, in the order of these folders' paths.
+/// `folder` and all folders below it, with their files.
+using Folders = std::vector<std::pair<std::string, std::vector<std::string>>>;
+
+void add_folders(const std::string& folder, Folders& all) {
+  Contents contents = contents_of(folder);
+  for (const std::string& name : contents.folders) add_folders(below(folder, name), all);
+  all.emplace_back(folder, std::move(contents.files));
+}
+
 void add_pictures(const std::string& folder, Names& paths) {
-  std::vector<std::pair<std::string, Contents>> all;
-  all.emplace_back(folder, contents_of(folder));
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    for (const std::string& name : std::vector(all[i].second.folders)) {
-      std::string path = below(all[i].first, name);
-      Contents contents = contents_of(path);
-      all.emplace_back(std::move(path), std::move(contents));
-    }
-  }
-  std::ranges::sort(all, {}, [](const auto& one) -> const std::string& { return one.first; });
-  for (const auto& [path, contents] : all) {
-    for (const std::string& file : contents.files) {
+  Folders all;
+  add_folders(folder, all);
+  std::ranges::sort(all);
+  for (const auto& [path, files] : all) {
+    for (const std::string& file : files) {
       if (is_picture(file)) paths.add(below(path, file));
     }
   }
@@ -95,7 +96,7 @@ LabelledPictures pictures_in_folder(const fs::path& folder) {
     }
     found.labels.resize(paths.size(), static_cast<std::int64_t>(label));
   }
-  found.pictures = picture_files(std::move(paths));
+  found.pictures = pictures_in_files(std::move(paths));
   return found;
 }
 

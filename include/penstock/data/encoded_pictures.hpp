@@ -52,11 +52,10 @@ struct PicturePlace {
   std::uint64_t bytes = 0;
 };
 
-/// The files at `paths`, which are opened when they are read.
-[[nodiscard]] EncodedPicturesPtr picture_files(Names paths);
-
-/// Parts of the files at `paths`, such as members of tar files, and their names.
-[[nodiscard]] EncodedPicturesPtr picture_parts(Names paths, std::vector<PicturePlace> places, Names names);
+/// The files at `paths`, which are opened when they are read. With `places`, pictures are parts of them, such
+/// as members of tar files, and `names` has the names of these.
+[[nodiscard]] EncodedPicturesPtr pictures_in_files(Names paths, std::vector<PicturePlace> places = {},
+                                                   Names names = {});
 
 /// Pictures in memory that `keep_alive` keeps alive and unchanged.
 [[nodiscard]] EncodedPicturesPtr pictures_in_memory(std::vector<std::span<const std::byte>> pictures,

@@ -184,4 +184,4 @@ def _of_column(column: Any, rows: Any) -> _core.EncodedPictures:
     begin, size = numpy.concatenate(begins), numpy.concatenate(sizes)
     if rows is not None:
         begin, size = begin[rows], size[rows]
-    return _core.EncodedPictures.at_addresses(begin, size, chunks)
+    return _core.EncodedPictures.at_addresses(begin.tolist(), size.tolist(), chunks)

@@ -38,7 +38,8 @@ def pictures_in_tars(files: Sequence[Any]) -> _core.EncodedPictures:
             f"{len(labels)} of {len(names)} pictures in tar files have a label, a member 'cls': give one to all of "
             "them, or to none."
         )
-    return _core.EncodedPictures.parts([*map(os.fspath, files)], names, places, labels)
+    paths = [*map(os.fspath, files)] if names else []
+    return _core.EncodedPictures.files(paths, names, places, labels)
 
 
 def _label(path: str, key: str, file: int, begin: int, size: int) -> int:

@@ -6,7 +6,6 @@
 #include <penstock/core/error.hpp>
 #include <penstock/data/pictures.hpp>
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
@@ -27,6 +26,7 @@ namespace penstock::python {
 namespace {
 
 using Numbers = std::vector<double>;
+using Numbers64 = std::vector<std::uint64_t>;
 
 PictureSize size_of(const Numbers& numbers) {
   return {.width = static_cast<int>(numbers.at(1)), .height = static_cast<int>(numbers.at(0))};
@@ -56,22 +56,13 @@ Names file_names(const nb::list& paths) {
   return names;
 }
 
-LabelledPictures files(const nb::list& paths) {
-  return {.pictures = picture_files(file_names(paths)), .labels = {}, .classes = {}};
-}
-
-template <typename T>
-using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-/// `places`: of each picture the number of the file, the offset, and the bytes.
-LabelledPictures parts(const nb::list& paths, const nb::list& names, const Array<std::uint64_t>& places,
-                       const Array<std::int64_t>& labels) {
+/// `places`: of each picture the number of the file, the offset, and the bytes; none: a picture is a file.
+LabelledPictures files(const nb::list& paths, const nb::list& names, const Numbers64& places,
+                       std::vector<std::int64_t> labels) {
   std::vector<PicturePlace> all;
-  for (std::size_t i = 0; i < places.size(); i += 3) {
-    all.push_back({places.data()[i], places.data()[i + 1], places.data()[i + 2]});
-  }
-  return {.pictures = picture_parts(file_names(paths), std::move(all), file_names(names)),
-          .labels = {labels.data(), labels.data() + labels.size()},
+  for (std::size_t i = 0; i < places.size(); i += 3) all.push_back({places[i], places[i + 1], places[i + 2]});
+  return {.pictures = pictures_in_files(file_names(paths), std::move(all), file_names(names)),
+          .labels = std::move(labels),
           .classes = {}};
 }
 
@@ -89,11 +80,10 @@ LabelledPictures encoded(const nb::list& encoded) {
   return in_memory(std::move(pictures), nb::tuple(encoded));
 }
 
-LabelledPictures at_addresses(const Array<std::uint64_t>& begins, const Array<std::uint64_t>& bytes,
-                              const nb::object& owner) {
+LabelledPictures at_addresses(const Numbers64& begins, const Numbers64& bytes, const nb::object& owner) {
   std::vector<std::span<const std::byte>> pictures;
-  for (std::size_t i = 0; i < begins.shape(0); ++i) {
-    pictures.push_back({reinterpret_cast<const std::byte*>(begins.data()[i]), bytes.data()[i]});
+  for (std::size_t i = 0; i < begins.size(); ++i) {
+    pictures.push_back({reinterpret_cast<const std::byte*>(begins[i]), bytes.at(i)});
   }
   return in_memory(std::move(pictures), owner);
 }
@@ -123,8 +113,8 @@ void bind_pictures(nb::module_& module) {
 
   nb::class_<LabelledPictures>(module, "EncodedPictures", "Encoded pictures; use penstock.Pictures.")
       .def_static("folder", &pictures_in_folder, nb::arg("path"), nb::call_guard<Unlocked>())
-      .def_static("files", &files, nb::arg("paths"))
-      .def_static("parts", &parts, nb::arg("paths"), nb::arg("names"), nb::arg("places"), nb::arg("labels"))
+      .def_static("files", &files, nb::arg("paths"), nb::arg("names") = nb::list(),
+                  nb::arg("places") = Numbers64(), nb::arg("labels") = std::vector<std::int64_t>())
       .def_static("encoded", &encoded, nb::arg("pictures"))
       .def_static("at_addresses", &at_addresses, nb::arg("begins"), nb::arg("bytes"), nb::arg("owner"))
       .def("__len__", [](const LabelledPictures& self) { return self.pictures->count(); })
