@@ -367,6 +367,7 @@ class TestTransforms:
             (transforms.RandomCrop(8, padding=(1, 2)), "RandomCrop pads otherwise"),
             (transforms.RandomCrop(8, pad_if_needed=True), "RandomCrop pads otherwise"),
             ([transforms.Normalize(0, 1), transforms.ToTensor()], "Normalize comes twice, or before"),
+            ([transforms.ToTensor(), transforms.Normalize(0, 1)], "the parameters of Normalize are not known"),
             ([transforms.ToTensor(), transforms.Resize(8)], "Resize comes after the conversion to float32"),
             (
                 [transforms.CenterCrop(8), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.25] * 3)],

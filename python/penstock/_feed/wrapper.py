@@ -168,7 +168,8 @@ class Feed(Generic[Batch]):
         engine = self._destination.engine
         if self.static:
             check(engine, self.prefetch_depth)
-        if self.pictures or self._destination.processes is not None:
+        is_asked_below = _others.is_prepared(loader)
+        if (self.pictures and not is_asked_below) or self._destination.processes is not None:
             tensors = tensors_of(self)
             if isinstance(tensors, str):
                 refuse_if_needed(self, tensors)

@@ -34,9 +34,14 @@ def recipe_of(transforms: Any) -> Recipe:
         name = type(part).__name__
         if not type(part).__module__.startswith("torchvision.transforms") or name not in _DONE:
             raise NotDone(f"{name} is not one of {', '.join(_DONE)} of torchvision")
-        recipe = _DONE[name](recipe, part)
-        if hasattr(part, "interpolation"):
-            filters.add(_filter_of(part, recipe.is_tensor))
+        try:
+            recipe = _DONE[name](recipe, part)
+            if hasattr(part, "interpolation"):
+                filters.add(_filter_of(part, recipe.is_tensor))
+        except NotDone:
+            raise
+        except (AttributeError, TypeError, ValueError):
+            raise NotDone(f"the parameters of {name} are not known here") from None
     if len(filters) > 1:
         raise NotDone("the transforms resize by bilinear and by bicubic interpolation, and one is used for all")
     return recipe._replace(bicubic=filters == {"bicubic"})
