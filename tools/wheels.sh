@@ -52,13 +52,15 @@ make_tools() {
 }
 
 build() {
-  local version python unwinder
+  local version python unwinder jpeg
   local versions=${VERSIONS:-3.10 3.11 3.12}
   for version in $versions; do
     find_python "$version" >/dev/null || stop "there is no Python $version with its headers here"
   done
   unwinder=$("cc" -print-file-name=libgcc_s.so.1)
   [ -e "$unwinder" ] || stop "libgcc_s.so.1, which unwinds frames, is not here"
+  jpeg=$(cc -print-file-name=libjpeg.so)
+  [ -e "$jpeg" ] || stop "libjpeg-turbo is not here: install libjpeg-dev"
   make_tools
   rm -rf "$wheels/raw" "$wheels"/*.whl
   for version in $versions; do
@@ -70,6 +72,7 @@ build() {
       --config-settings "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG" \
       --config-settings "cmake.define.PENSTOCK_DECODERS=JPEG" \
       --config-settings "cmake.define.PENSTOCK_JPEG_DIR=$tools/jpeg" \
+      --config-settings "cmake.define.PENSTOCK_JPEG_LIBRARY=$jpeg" \
       --config-settings "cmake.define.CLI11_ROOT=$headers/cli11" \
       --config-settings "cmake.define.nlohmann_json_ROOT=$headers/nlohmann_json" \
       --config-settings "build-dir=$wheels/cmake/$version" .
