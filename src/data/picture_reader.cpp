@@ -14,8 +14,9 @@ namespace penstock {
 
 namespace {
 
-// A larger file's bytes are not kept for the next one.
+// What a larger file or picture took is not kept for the next one.
 constexpr std::size_t kMostKeptBytes = std::size_t{16} << 20;
+constexpr std::int64_t kMostKeptPixels = std::int64_t{1} << 25;
 
 bool is_random(const PictureOperation& operation) noexcept {
   return !std::holds_alternative<ResizeShorterSide>(operation) &&
@@ -70,6 +71,7 @@ class PictureReader final : public FieldReader {
     explicit Desk(PictureStyle style) : decoder(style) {}
     PictureDecoder decoder;
     std::vector<std::byte> file;
+    bool is_large = false;  ///< it keeps memory that few pictures need
   };
 
   std::unique_ptr<Desk> take_desk() const {
@@ -81,7 +83,7 @@ class PictureReader final : public FieldReader {
   }
 
   void put_back(std::unique_ptr<Desk> desk) const {
-    if (desk->file.capacity() > kMostKeptBytes) desk->file = {};
+    if (desk->is_large) return;
     const std::lock_guard lock(mutex_);
     desks_.push_back(std::move(desk));
   }
@@ -107,8 +109,10 @@ class PictureReader final : public FieldReader {
 
   void read(Desk& desk, std::uint64_t epoch, std::uint64_t sample, std::span<std::byte> to) const {
     const std::span<const std::byte> file = pictures_->read(sample, desk.file);
-    const PictureView view = augmentation_.draw(options_.seed, epoch, sample, desk.decoder.size(file));
-    desk.decoder.decode(file, view, to);
+    const PictureSize stored = desk.decoder.size(file);
+    desk.is_large = desk.is_large || file.size() > kMostKeptBytes ||
+                    std::int64_t{stored.width} * stored.height > kMostKeptPixels;
+    desk.decoder.decode(file, augmentation_.draw(options_.seed, epoch, sample, stored), to);
   }
 
   const EncodedPicturesPtr pictures_;

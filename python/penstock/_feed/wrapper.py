@@ -94,9 +94,10 @@ def feed(
 
     `pictures=True`: the dataset is torchvision's ImageFolder, or a Subset of one, and penstock decodes its pictures in
     threads, without worker processes: see `Pictures`, which lists the transforms that are done. Samples, order and
-    targets are the loader's. Pixels may differ by 1 from torchvision's, and the random numbers of the transforms are
-    penstock's own: they follow from the seed that an epoch draws for its workers. If a transform is not done here, it
-    is an InvalidArgument that names it. `describe()` says what would be decoded without it.
+    targets are the loader's. Pixels may differ by 1 from torchvision's, and by more if a JPEG shrinks by four or more.
+    The random numbers of the transforms are penstock's own: they follow from the seed that an epoch draws for its
+    workers. If a transform is not done here, it is an InvalidArgument that names it. Without the option, `describe()`
+    says what it would do.
 
     If a DataLoader has worker processes (`num_workers` above 0), they put their batches into shared memory, which a
     GPU reads where it lies; see `worker_memory_limit`. On the host, a batch keeps a part of that memory for as long as
