@@ -285,7 +285,7 @@ class TestFaults:
             path.write_bytes(data)
         return paths
 
-    @pytest.mark.parametrize("fault", ["cut", "empty", "text", "gone", "folder"])
+    @pytest.mark.parametrize("fault", ["cut", "empty", "text", "huge", "gone", "folder"])
     def test_an_error_names_file_and_sample_and_the_next_epoch_goes_on(self, paths, encoded, fault):
         loader = loader_of(paths)
         bad = paths[9]
@@ -295,6 +295,9 @@ class TestFaults:
             bad.write_bytes(contents[fault])
         elif fault == "folder":
             bad.mkdir()
+        elif fault == "huge":
+            bad.touch()
+            os.truncate(bad, 2**31)
         batches = iter(loader)
         expect([next(batches), next(batches)], encoded)
         with pytest.raises(penstock.Error, match=f"Sample 9 of field 'image', {bad}: ") as raised:

@@ -1,5 +1,6 @@
 #include "data/file_reader.hpp"
 
+#include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/data/encoded_pictures.hpp>
 
@@ -11,6 +12,8 @@ namespace penstock {
 
 namespace {
 
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
+
 class PicturesInFiles final : public EncodedPictures {
  public:
   PicturesInFiles(Names paths, std::vector<PicturePlace> places, Names names)
@@ -21,7 +24,12 @@ class PicturesInFiles final : public EncodedPictures {
   std::span<const std::byte> read(std::uint64_t picture, std::vector<std::byte>& scratch) const override {
     const auto i = static_cast<std::size_t>(picture);
     const File file(paths_[places_.empty() ? i : static_cast<std::size_t>(places_[i].file)]);
-    scratch.resize(static_cast<std::size_t>(places_.empty() ? file.size() : places_[i].bytes));
+    const std::uint64_t bytes = places_.empty() ? file.size() : places_[i].bytes;
+    if (bytes > kMostBytes) {
+      throw Error(fmt::format("It has {}, and a picture has at most {}.", format_bytes(bytes),
+                              format_bytes(kMostBytes)));
+    }
+    scratch.resize(static_cast<std::size_t>(bytes));
     read_exactly(file, places_.empty() ? 0 : places_[i].offset, scratch);
     return scratch;
   }
