@@ -511,3 +511,14 @@ def test_a_forked_process_does_not_wait_for_its_parents_file(held, path):
     held.go_on.set()
     pending.wait()
     assert files.content(path)[0] == expected({"a": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_without_a_thread_the_caller_writes_and_reads(path, monkeypatch, wait):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pending = penstock.save_safetensors({"x": torch.arange(1000)}, path, wait=wait)
+    assert wait or pending.done()
+    assert torch.equal(torch.as_tensor(penstock.load_safetensors(path, "host")["x"]), torch.arange(1000))

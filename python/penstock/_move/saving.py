@@ -66,7 +66,11 @@ class PendingSave:
 
     def _begin(self) -> None:
         # Not a daemon: a program that ends waits for its checkpoint.
-        threading.Thread(target=self._write, name="penstock-save").start()
+        writer = threading.Thread(target=self._write, name="penstock-save")
+        try:
+            writer.start()
+        except RuntimeError:  # the interpreter ends, or the system has no thread left
+            self._write()
 
     def _write(self) -> None:
         global _kept

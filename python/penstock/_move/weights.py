@@ -180,9 +180,13 @@ def _wait(load: _core.WeightLoad, step: Callable[[], Any]) -> Any:
 
     waiter = threading.Thread(target=wait, name="penstock-load")
     try:
-        waiter.start()
-        while waiter.is_alive():
-            waiter.join(HEARS_SIGNALS_S)
+        try:
+            waiter.start()
+        except RuntimeError:  # the interpreter ends, or the system has no thread left
+            wait()
+        else:
+            while waiter.is_alive():
+                waiter.join(HEARS_SIGNALS_S)
     except BaseException:
         load.cancel()
         raise
