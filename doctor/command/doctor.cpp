@@ -1,7 +1,7 @@
 #include "cli/shared/output.hpp"
+#include "cli/shared/run_program.hpp"
 #include "cli/shared/signals.hpp"
 #include "doctor/command/doctor_command.hpp"
-#include "doctor/command/run_program.hpp"
 
 #include <penstock/core/error.hpp>
 

@@ -1,11 +1,10 @@
 #include "doctor/command/recorded_program.hpp"
 
-#include "doctor/command/run_program.hpp"
+#include "cli/shared/run_program.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/resource.h>
@@ -39,27 +38,12 @@ constexpr std::array<std::string_view, 6> kRecordedParts = {"kernels", "launches
 constexpr std::uint64_t kMostRecords = std::uint64_t{1} << 28;
 constexpr std::uint64_t kLeastRoom = 4'800'000;  // for the text, the totals and the first records
 
-/// Beside the command or the Python module; where `cmake --install` puts it.
 fs::path find_recorder(const std::string& named) {
+  if (named.empty()) return find_own_library(kRecorder);
   std::error_code error;
-  if (!named.empty() && !fs::is_regular_file(named, error))
+  if (!fs::is_regular_file(named, error))
     throw Error(fmt::format("PENSTOCK_RECORDER names '{}', and there is no such file", named));
-  if (!named.empty()) return fs::absolute(named);
-  std::vector<fs::path> folders;
-  Dl_info here{};
-  if (::dladdr(reinterpret_cast<const void*>(&start_program), &here) != 0 && here.dli_fname != nullptr &&
-      fs::path(here.dli_fname).is_absolute()) {
-    folders.push_back(fs::path(here.dli_fname).parent_path());
-  }
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    const fs::path folder = program.parent_path();
-    folders.insert(folders.end(), {folder, folder.parent_path() / PENSTOCK_LIBDIR / "penstock"});
-  }
-  for (const fs::path& folder : folders) {
-    if (fs::is_regular_file(folder / kRecorder, error)) return folder / kRecorder;
-  }
-  throw Error(fmt::format("{} is missing beside the command; install penstock again", kRecorder));
+  return fs::absolute(named);
 }
 
 /// The folder that temporary files go to.

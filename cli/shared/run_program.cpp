@@ -1,7 +1,8 @@
-#include "doctor/command/run_program.hpp"
+#include "cli/shared/run_program.hpp"
 
 #include <penstock/core/error.hpp>
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -61,20 +62,6 @@ std::string_view variable_name(std::string_view variable) {
   return variable.substr(0, variable.find('=') + 1);
 }
 
-/// The file that a word of a shell names, as far as it exists.
-std::optional<fs::path> find_program(const std::string& word) {
-  std::error_code error;
-  if (word.find('/') != std::string::npos)
-    return fs::exists(word, error) ? std::optional<fs::path>(word) : std::nullopt;
-  const char* const path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    fs::path file = fs::path(folder) / word;
-    if (fs::is_regular_file(file, error)) return file;
-  }
-  return std::nullopt;
-}
-
 /// Why there is no program, although a file may be there: then its interpreter, or its loader, is missing.
 std::string why_missing(const std::string& word, const std::string& missing) {
   const std::optional<fs::path> file = find_program(word);
@@ -120,6 +107,38 @@ std::string why_not_started(const std::string& word, int error, const StartHints
 }
 
 }  // namespace
+
+std::optional<fs::path> find_program(const std::string& word) {
+  std::error_code error;
+  if (word.find('/') != std::string::npos)
+    return fs::exists(word, error) ? std::optional<fs::path>(word) : std::nullopt;
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    fs::path file = fs::path(folder) / word;
+    if (fs::is_regular_file(file, error)) return file;
+  }
+  return std::nullopt;
+}
+
+fs::path find_own_library(const std::string& name) {
+  std::vector<fs::path> folders;
+  std::error_code error;
+  Dl_info here{};
+  if (::dladdr(reinterpret_cast<const void*>(&find_own_library), &here) != 0 && here.dli_fname != nullptr &&
+      fs::path(here.dli_fname).is_absolute()) {
+    folders.push_back(fs::path(here.dli_fname).parent_path());
+  }
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const fs::path folder = program.parent_path();
+    folders.insert(folders.end(), {folder, folder.parent_path() / PENSTOCK_LIBDIR / "penstock"});
+  }
+  for (const fs::path& folder : folders) {
+    if (fs::is_regular_file(folder / name, error)) return folder / name;
+  }
+  throw Error(fmt::format("{} is missing beside the command; install penstock again", name));
+}
 
 pid_t start_program(std::vector<std::string> words, ProgramStart start, const StartHints& hints) {
   posix_spawn_file_actions_t actions{};

@@ -2,6 +2,8 @@
 
 #include <sys/types.h>
 
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,13 @@ struct StartHints {
   std::string missing;       ///< the PATH has no such program
   std::string instead = "";  ///< a command that may work if its file cannot be run, if there is one
 };
+
+/// The file that a word of a shell names, with or without a slash. Nullopt if there is none.
+[[nodiscard]] std::optional<std::filesystem::path> find_program(const std::string& word);
+
+/// The file of a library of ours that other programs load: beside the command or the Python module, or where
+/// `cmake --install` puts it. Throws Error if it is missing.
+[[nodiscard]] std::filesystem::path find_own_library(const std::string& name);
 
 /// Starts the program `words[0]`, which is looked for in the PATH unless it has a slash, with signals as a
 /// shell gives them. Throws Error, which says why it cannot be started, and what to do.
