@@ -175,6 +175,25 @@ Result cuCtxGetCurrent(Context* handle) {
   return kSuccess;
 }
 
+Result cuCtxGetDevice(Ordinal* device) {
+  FAKE_BEGIN_IN_CONTEXT(cuCtxGetDevice);
+  *device = current()->device;
+  return kSuccess;
+}
+
+Result cuDevicePrimaryCtxGetState(Ordinal device, unsigned* flags, int* active) {
+  FAKE_BEGIN(cuDevicePrimaryCtxGetState);
+  *flags = 0;
+  *active = registry().is_retained(device) ? 1 : 0;
+  return check_device(device);
+}
+
+Result cuDevicePrimaryCtxReset(Ordinal device) {
+  FAKE_BEGIN(cuDevicePrimaryCtxReset);
+  while (registry().is_retained(device)) static_cast<void>(registry().release(device));
+  return check_device(device);
+}
+
 Result cuCtxSynchronize() {
   FAKE_BEGIN_IN_CONTEXT(cuCtxSynchronize);
   current()->wait_idle();
@@ -283,6 +302,35 @@ Result cuLaunchHostFunc(Stream handle, HostFunction function, void* argument) {
     return kSuccess;
   });
   return kSuccess;
+}
+
+Result cuStreamGetCtx(Stream handle, Context* context) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamGetCtx);
+  FAKE_FIND_STREAM_BY(stream, handle);
+  *context = to_handle(&stream->context());
+  return kSuccess;
+}
+
+// What is captured is run at once: that it is a capture is all that the tests look at.
+Result cuStreamBeginCapture(Stream handle, int) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamBeginCapture);
+  FAKE_FIND_STREAM_BY(stream, handle);
+  stream->capturing = true;
+  return kSuccess;
+}
+
+Result cuStreamIsCapturing(Stream handle, int* status) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamIsCapturing);
+  FAKE_FIND_STREAM_BY(stream, handle);
+  *status = stream->capturing ? 1 : 0;
+  return kSuccess;
+}
+
+Result cuStreamEndCapture(Stream handle, void** graph) {
+  FAKE_BEGIN_IN_CONTEXT(cuStreamEndCapture);
+  FAKE_FIND_STREAM_BY(stream, handle);
+  *graph = nullptr;
+  return stream->capturing.exchange(false) ? kSuccess : kInvalidValue;
 }
 
 Result cuEventCreate(Event* handle, unsigned flags) {
@@ -419,6 +467,12 @@ Result cuPointerGetAttributes(unsigned count, PointerAttribute* attributes, void
   const Found found = memory().find_for(current()->device, address);
   for (unsigned i = 0; i < count; ++i) {
     switch (attributes[i]) {
+      case PointerAttribute::context: {
+        const Context of =
+            found.kind != Kind::none && found.ordinal == current()->device ? to_handle(current()) : nullptr;
+        std::memcpy(answers[i], &of, sizeof(of));
+        break;
+      }
       case PointerAttribute::memory_type: {
         const bool on_device = found.kind == Kind::device && !script().managed;
         const unsigned type = found.kind == Kind::none ? 0 : on_device ? 2 : 1;
@@ -547,6 +601,53 @@ Result cuMemcpyBatchAsync(Address* to, Address* from, std::size_t* bytes, std::s
     stream->push("cuMemcpyBatchAsync", copy_work(to[i], from[i], bytes[i]));
   }
   return kSuccess;
+}
+
+// Copies whose ends the addresses tell.
+Result cuMemcpyAsync(Address to, Address from, std::size_t bytes, Stream handle) {
+  const bool to_device = is_device_memory(to, bytes);
+  if (to_device && is_device_memory(from, bytes)) return cuMemcpyDtoDAsync(to, from, bytes, handle);
+  if (to_device) return cuMemcpyHtoDAsync(to, reinterpret_cast<const void*>(from), bytes, handle);
+  return cuMemcpyDtoHAsync(reinterpret_cast<void*>(to), from, bytes, handle);
+}
+
+/// Makes a copy in the default stream, and waits for it.
+template <typename To, typename From>
+Result and_wait(Result (*copy)(To, From, std::size_t, Stream), To to, From from, std::size_t bytes,
+                Stream handle) {
+  if (const Result result = copy(to, from, bytes, handle)) return result;
+  return cuStreamSynchronize(handle);
+}
+Result cuMemcpyHtoD(Address to, const void* from, std::size_t bytes) {
+  return and_wait(cuMemcpyHtoDAsync, to, from, bytes, nullptr);
+}
+Result cuMemcpyDtoH(void* to, Address from, std::size_t bytes) {
+  return and_wait(cuMemcpyDtoHAsync, to, from, bytes, nullptr);
+}
+Result cuMemcpy(Address to, Address from, std::size_t bytes) {
+  return and_wait(cuMemcpyAsync, to, from, bytes, nullptr);
+}
+
+// The forms for programs whose default stream is that of the thread.
+const auto kThreadStream = static_cast<Stream>(kPerThreadStream);
+Stream per_thread(Stream handle) { return handle == nullptr ? kThreadStream : handle; }
+Result cuMemcpyHtoD_ptds(Address to, const void* from, std::size_t bytes) {
+  return and_wait(cuMemcpyHtoDAsync, to, from, bytes, kThreadStream);
+}
+Result cuMemcpyDtoH_ptds(void* to, Address from, std::size_t bytes) {
+  return and_wait(cuMemcpyDtoHAsync, to, from, bytes, kThreadStream);
+}
+Result cuMemcpy_ptds(Address to, Address from, std::size_t bytes) {
+  return and_wait(cuMemcpyAsync, to, from, bytes, kThreadStream);
+}
+Result cuMemcpyHtoDAsync_ptsz(Address to, const void* from, std::size_t bytes, Stream handle) {
+  return cuMemcpyHtoDAsync(to, from, bytes, per_thread(handle));
+}
+Result cuMemcpyDtoHAsync_ptsz(void* to, Address from, std::size_t bytes, Stream handle) {
+  return cuMemcpyDtoHAsync(to, from, bytes, per_thread(handle));
+}
+Result cuMemcpyAsync_ptsz(Address to, Address from, std::size_t bytes, Stream handle) {
+  return cuMemcpyAsync(to, from, bytes, per_thread(handle));
 }
 
 Result cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream handle) {
@@ -685,8 +786,30 @@ struct Entry {
   void* function;
 };
 
-/// Functions that penstock does not call, but other users of the driver do.
-#define FAKE_OTHER_ENTRIES(X) X(launch_host_func, cuLaunchHostFunc, 10000, (Stream, HostFunction, void*))
+/// Functions that the library does not call, but other users of the driver do.
+#define FAKE_OTHER_ENTRIES(X)                                                            \
+  X(launch_host_func, cuLaunchHostFunc, 10000, (Stream, HostFunction, void*))            \
+  X(ctx_get_device, cuCtxGetDevice, 2000, (Ordinal*))                                    \
+  X(primary_ctx_get_state, cuDevicePrimaryCtxGetState, 7000, (Ordinal, unsigned*, int*)) \
+  X(primary_ctx_reset, cuDevicePrimaryCtxReset, 11000, (Ordinal))                        \
+  X(stream_get_ctx, cuStreamGetCtx, 9020, (Stream, Context*))                            \
+  X(stream_begin_capture, cuStreamBeginCapture, 10010, (Stream, int))                    \
+  X(stream_is_capturing, cuStreamIsCapturing, 10000, (Stream, int*))                     \
+  X(stream_end_capture, cuStreamEndCapture, 10000, (Stream, void**))                     \
+  X(memcpy_h2d, cuMemcpyHtoD, 3020, (Address, const void*, std::size_t))                 \
+  X(memcpy_d2h, cuMemcpyDtoH, 3020, (void*, Address, std::size_t))                       \
+  X(memcpy, cuMemcpy, 4000, (Address, Address, std::size_t))                             \
+  X(memcpy_async, cuMemcpyAsync, 4000, (Address, Address, std::size_t, Stream))
+
+/// Those that CUDA gives in place of others of the same name to programs with a default stream for each
+/// thread.
+#define FAKE_PER_THREAD_ENTRIES(X) \
+  X(cuMemcpyHtoD, _ptds)           \
+  X(cuMemcpyDtoH, _ptds)           \
+  X(cuMemcpy, _ptds)               \
+  X(cuMemcpyHtoDAsync, _ptsz)      \
+  X(cuMemcpyDtoHAsync, _ptsz)      \
+  X(cuMemcpyAsync, _ptsz)
 
 const std::vector<Entry>& entries() {
 #define FAKE_ENTRY(member, name, version, parameters)                      \
@@ -700,6 +823,14 @@ const std::vector<Entry>& entries() {
   return table;
 }
 
+void* per_thread_entry(std::string_view name) {
+#define FAKE_ENTRY(shared, ending) \
+  if (name == #shared) return reinterpret_cast<void*>(&shared##ending);
+  FAKE_PER_THREAD_ENTRIES(FAKE_ENTRY)
+#undef FAKE_ENTRY
+  return nullptr;
+}
+
 }  // namespace
 
 }  // namespace fake_cuda
@@ -711,10 +842,29 @@ EXPORT int cuDriverGetVersion(int* version) {
   return 0;
 }
 
+// Those that CUDA's runtime does not ask cuGetProcAddress for, but programs ask dlsym.
+EXPORT int cuMemcpyHtoD_v2(fake_cuda::Address to, const void* from, std::size_t bytes) {
+  return fake_cuda::cuMemcpyHtoD(to, from, bytes);
+}
+EXPORT int cuMemcpyDtoHAsync_v2(void* to, fake_cuda::Address from, std::size_t bytes,
+                                fake_cuda::Stream stream) {
+  return fake_cuda::cuMemcpyDtoHAsync(to, from, bytes, stream);
+}
+
 EXPORT int cuGetProcAddress_v2(const char* symbol, void** function, int version, unsigned long long flags,
                                int* status) {
   *function = nullptr;
-  if (flags != 0) return fake_cuda::kInvalidValue;
+  if (flags > 2) return fake_cuda::kInvalidValue;
+  if (std::string_view(symbol) == "cuGetProcAddress") {
+    *function = reinterpret_cast<void*>(&cuGetProcAddress_v2);
+    return fake_cuda::kSuccess;
+  }
+  if (flags == 2) {
+    if (void* const own = fake_cuda::per_thread_entry(symbol)) {
+      *function = own;
+      return fake_cuda::kSuccess;
+    }
+  }
   for (const auto& entry : fake_cuda::entries()) {
     if (entry.name != symbol) continue;
     const bool sufficient = version >= entry.version;

@@ -468,6 +468,12 @@ bool Registry::is_live(const ContextState* context) {
   return false;
 }
 
+bool Registry::is_retained(int device) {
+  const std::lock_guard lock(mutex);
+  const auto found = contexts_.find(device);
+  return found != contexts_.end() && found->second->retained != 0;
+}
+
 long Registry::live_contexts() {
   const std::lock_guard lock(mutex);
   long count = 0;
@@ -492,13 +498,22 @@ void Registry::forgive() {
 
 std::shared_ptr<Queue> Registry::stream(void* handle, ContextState& context) {
   const std::lock_guard lock(mutex);
-  if (handle != nullptr) return streams.find(handle);
+  if (handle == kPerThreadStream) {
+    std::shared_ptr<Queue>& slot = thread_streams_[{&context, std::this_thread::get_id()}];
+    if (slot == nullptr) {
+      slot = Queue::start(context, {});
+      streams.add(slot);  // the default stream waits for it
+    }
+    return slot;
+  }
+  if (handle != nullptr && handle != kLegacyStream) return streams.find(handle);
   std::shared_ptr<Queue>& slot = default_streams_[&context];
   if (slot == nullptr) slot = Queue::start(context, {});
   return slot;
 }
 
 std::shared_ptr<Queue> Registry::stream_for_work(void* handle, ContextState& context) {
+  if (handle == kLegacyStream) handle = nullptr;
   std::shared_ptr<Queue> target = stream(handle, context);
   if (target == nullptr || !target->traits().blocking) return target;
   std::vector<std::shared_ptr<Queue>> others;

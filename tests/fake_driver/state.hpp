@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -214,6 +215,10 @@ struct StreamTraits {
   bool blocking = true;  ///< ordered with the context's default stream, as all are but the non-blocking ones
 };
 
+/// Handles of the context's default stream, besides null, and of the calling thread's.
+inline void* const kLegacyStream = reinterpret_cast<void*>(1);
+inline void* const kPerThreadStream = reinterpret_cast<void*>(2);
+
 struct Mark;
 
 /// One in-order queue with its thread, which ends when the stream is destroyed and its work is done.
@@ -233,6 +238,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void wait();
   [[nodiscard]] ContextState& context() const { return context_; }
   [[nodiscard]] const StreamTraits& traits() const { return traits_; }
+
+  std::atomic<bool> capturing{false};
 
  private:
   struct Item {
@@ -285,6 +292,7 @@ class Registry {
   Result retain(int device, ContextState** context);
   Result release(int device);
   [[nodiscard]] bool is_live(const ContextState* context);
+  [[nodiscard]] bool is_retained(int device);
   [[nodiscard]] long live_contexts();
   /// Makes failed contexts usable once the work queued in them has been dropped.
   void forgive();
@@ -320,6 +328,7 @@ class Registry {
  private:
   std::map<int, std::unique_ptr<ContextState>> contexts_;
   std::map<ContextState*, std::shared_ptr<Queue>> default_streams_;
+  std::map<std::pair<ContextState*, std::thread::id>, std::shared_ptr<Queue>> thread_streams_;
 };
 
 Registry& registry();

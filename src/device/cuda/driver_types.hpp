@@ -71,6 +71,7 @@ enum class DeviceAttribute : int {
 };
 
 enum class PointerAttribute : int {
+  context = 1,
   memory_type = 2,
   device_pointer = 3,
   is_managed = 8,
