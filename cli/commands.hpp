@@ -94,4 +94,12 @@ struct FeedOptions {
 };
 int run_feed(const FeedOptions& options, const Environment& environment);
 
+struct RunOptions {
+  std::vector<std::string> command;  ///< a program and its arguments
+  bool library = false;              ///< print the library's path, and run nothing
+  std::string json;                  ///< file, "-" for standard output, empty for none
+};
+/// Runs the command with its copies taken, and returns its exit status.
+int run_run(const RunOptions& options);
+
 }  // namespace penstock::cli

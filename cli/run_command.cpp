@@ -125,14 +125,29 @@ void add_load(CLI::App& app, LoadOptions& options) {
       "  penstock load model.safetensors --device host --json -");
 }
 
-/// `penstock doctor` runs what stands behind its first "--".
+void add_run(CLI::App& app, RunOptions& options) {
+  CLI::App* command =
+      app.add_subcommand("run", "Run a program, and make its copies of pageable memory faster");
+  command->add_flag("--library", options.library,
+                    "Print the path of the library that takes the copies, for LD_PRELOAD, and run nothing");
+  add_json(*command, options.json, "what was taken and what was passed on");
+  command->footer(
+      "Examples:\n"
+      "  penstock run -- python train.py\n"
+      "  penstock run --json run.json -- ./simulate input.dat\n"
+      "  LD_PRELOAD=$(penstock run --library) python train.py\n"
+      "      the same without a report");
+}
+
+/// `penstock doctor` and `penstock run` run what stands behind their first "--".
 std::vector<std::string> split_off_program(const std::vector<std::string>& arguments,
-                                           std::vector<std::string>& program) {
-  if (arguments.size() < 2 || arguments[1] != "doctor") return arguments;
+                                           std::string_view command, std::vector<std::string>& program) {
+  if (arguments.size() < 2 || arguments[1] != command) return arguments;
   const auto at = std::find(arguments.begin(), arguments.end(), "--");
   if (at == arguments.end()) return arguments;
   program.assign(at + 1, arguments.end());
-  if (program.empty()) throw UsageError("no program behind --; write penstock doctor -- python train.py");
+  if (program.empty())
+    throw UsageError(fmt::format("no program behind --; write penstock {} -- python train.py", command));
   return {arguments.begin(), at};
 }
 
@@ -164,6 +179,8 @@ std::string usage_text(const CLI::ParseError& error, const std::vector<std::stri
   if (!is_command && first[0] != '-') return fmt::format("unknown command '{}'; see penstock --help", first);
   std::string text = error.what();
   std::string form = is_command ? first + " " : "";
+  if (first == "run" && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
+    text += program_hint(form, {arguments.begin() + 2, arguments.end()});
   if (first == "doctor") {
     const bool has_program = std::ranges::find(arguments, "--") != arguments.end();
     const std::string_view named = doctor_form(arguments, has_program);
@@ -204,6 +221,8 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
       "      feed a dataset, and say where the time went\n"
       "  penstock load model.safetensors\n"
       "      load weights, and say what limited the time\n"
+      "  penstock run -- python train.py\n"
+      "      run a program with faster copies\n"
       "  penstock doctor run -- python train.py\n"
       "      where a program loses time to its data\n"
       "  penstock doctor read trace.json\n"
@@ -217,8 +236,10 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   LoadOptions load;
   FeedOptions feed;
   DoctorOptions doctor;
+  RunOptions run_options;
   feed.command_line = arguments;
-  std::vector<std::string> own = split_off_program(arguments, doctor.command);
+  std::vector<std::string> own = split_off_program(arguments, "doctor", doctor.command);
+  own = split_off_program(own, "run", run_options.command);
   own = with_doctor_form(std::move(own), !doctor.command.empty());
   if (const char* recorder = std::getenv("PENSTOCK_RECORDER")) doctor.recorder = recorder;
   add_info(app, info);
@@ -226,6 +247,7 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   add_predict(app, predict);
   add_feed(app, feed);
   add_load(app, load);
+  add_run(app, run_options);
   add_doctor(app, doctor);
   const auto commands = app.get_subcommands({});
   try {
@@ -236,6 +258,7 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   } catch (const CLI::ParseError& error) {
     return complain(usage_text(error, arguments, commands), kUsage);
   }
+  if (app.got_subcommand("run")) return run_run(run_options);
   const Environment environment = read_environment(python);
   if (app.got_subcommand("doctor")) return run_doctor(doctor, environment);
   if (app.got_subcommand("info")) return run_info(info, environment);

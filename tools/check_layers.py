@@ -3,7 +3,7 @@
 
 A layer may include its own headers, and the public and shared ones of the layers below it: <penstock/LAYER/...> is what users
 include, "LAYER/shared/..." is what higher layers may include besides. The rest of src/LAYER/ is the layer's own. Checked are
-include/, src/, doctor/, cli/ and python/; tests and benchmarks may include anything.
+include/, src/, doctor/, run/, cli/ and python/; tests and benchmarks may include anything.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ PRIVATE_LIBRARIES = ("fmt/", "nlohmann/", "CLI/", "zlib", "jpeglib", "spng", "we
 IMPLEMENTERS_HEADER = "penstock/device/backend.hpp"
 FOR_IMPLEMENTERS = "backend.hpp is for those who implement a device: use Device, Stream and Event"
 
-# The doctor, the command and the package include what users include, and core's helpers, which know neither devices nor
+# The doctor, what runs programs, the command and the package include what users include, and core's helpers, which know neither devices nor
 # data.
 OURS_MAY_SHARE = ("core",)
 
@@ -50,7 +50,10 @@ RECORDERS_HEADERS = (
     "doctor/timeline/work_labels.hpp",
 )
 
-CHECKED = ("include", "src", "doctor", "cli", "python")
+# Of what runs programs, the command reads the figures.
+RUNS_FIGURES = "run/figures.hpp"
+
+CHECKED = ("include", "src", "doctor", "run", "cli", "python")
 SUFFIXES = {".hpp", ".h", ".cpp", ".cc", ".cu", ".S"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
 
@@ -95,6 +98,12 @@ def problem(root: pathlib.Path, file: pathlib.PurePath, quote: str, target: str)
 
     if file.parts[0] == "doctor":
         return doctors_problem(file.parts[1], public, quote, target)
+    if parts[0] == "run" and file.parts[0] != "run" and (file.parts[0] != "cli" or target != RUNS_FIGURES):
+        return f"of run, the command includes {RUNS_FIGURES}, and nothing else does"
+    if file.parts[0] == "run":
+        if layer in ("doctor", "cli", "loader"):
+            return "run stands on the library below the loader"
+        return ours_problem("run", public, quote, target)
     if file.parts[0] in ("cli", "python"):
         if file.parts[0] == "python" and (root / "python" / "src" / target).is_file():
             return None

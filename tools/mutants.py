@@ -146,7 +146,7 @@ class Bench:
             wanted[mutant.preset].add(mutant.layer)
         for preset, layers in sorted(wanted.items()):
             if preset == "python":
-                build("ci", ["penstock", "penstock_command", "penstock_recorder", "fake_cuda"], jobs)
+                build("ci", ["penstock", "penstock_command", "penstock_recorder", "penstock_run", "fake_cuda"], jobs)
                 self.trees[preset] = Module(WORK / "module", jobs)
             else:
                 build(preset, sorted({f"test_{program}" for layer in layers for program in programs_of(layer)}), jobs)

@@ -51,14 +51,14 @@ make_test_environment() {
 
 # Builds the module around build/ci, beside links to the sources of the package: build/python/here.
 link_here() {
-  TARGETS="penstock penstock_command penstock_recorder fake_cuda" quietly tools/build.sh ci
+  TARGETS="penstock penstock_command penstock_recorder penstock_run fake_cuda" quietly tools/build.sh ci
   quietly cmake -S python -B "$build/module" -DPENSTOCK_BUILT="$PWD/build/ci" -DPython_EXECUTABLE="$1" \
     -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
   quietly cmake --build "$build/module" --parallel "${JOBS:-$(nproc)}"
   rm -rf "$build/here"
   mkdir -p "$build/here/penstock"
   ln -s "$PWD"/python/penstock/* "$build/here/penstock"
-  ln -sf "$build"/module/_core*.so "$PWD"/build/ci/libpenstock_recorder.so "$build/here/penstock"
+  ln -sf "$build"/module/_core*.so "$PWD"/build/ci/libpenstock_{recorder,run}.so "$build/here/penstock"
 }
 
 # Makes the environment of the frameworks (1.7 GB) if there is none for these requirements.

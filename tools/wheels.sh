@@ -110,7 +110,7 @@ audit() {
   local contents part
   contents=$("$tools/bin/python" -m zipfile --list "$wheel")
   for part in dist-info/licenses/LICENSE dist-info/licenses/python/LICENSES-bundled.txt \
-    penstock/libpenstock_recorder.so penstock/py.typed; do
+    penstock/libpenstock_recorder.so penstock/libpenstock_run.so penstock/py.typed; do
     grep -q "$part" <<<"$contents" || stop "$(basename "$wheel") has no $part"
   done
 }
@@ -137,6 +137,7 @@ END
   env -i "$bin/python" -c 'import penstock; print("penstock", penstock.__version__, penstock.devices()[-1])'
   env -i "$bin/penstock" --version
   env -i "$bin/penstock" info >/dev/null
+  env -i "$bin/penstock" run -- "$bin/python" -c 'import os; assert "libpenstock_run.so" in os.environ["LD_PRELOAD"]'
   env -i "$bin/penstock" feed "$work/samples.npy" --shuffle --verify --report "$work/report.html" >/dev/null 2>&1
   grep -q drawTimeline "$work/report.html" || stop "the report of $1 has no pictures"
   # Python ends the thread in mid-call: its frames are unwound through those of the wheel.

@@ -1,0 +1,184 @@
+#include "run/copies.hpp"
+
+#include "core/shared/start_thread.hpp"
+#include "run/device_copier.hpp"
+#include "run/figures_file.hpp"
+#include "run/interpose.hpp"
+#include "run/size_choice.hpp"
+
+#include <penstock/core/fork.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace penstock::run {
+
+namespace {
+
+std::atomic<bool> ended{false};
+std::atomic<long> captures{0};
+thread_local bool inside = false;
+
+/// What the process has, from its first copy on. Never destroyed: threads may copy until the process ends.
+struct State {
+  explicit State(const void* real) : library(library_of(real)), driver(library) {
+    std::atexit([] { ended = true; });  // before the driver ends, which the program loaded earlier
+  }
+
+  const std::uint64_t generation = fork_generation();
+  const std::string library;
+  const Driver driver;
+  FiguresFile figures;
+  std::mutex mutex;
+  std::map<Ordinal, std::shared_ptr<DeviceCopier>> devices;  ///< guarded by the mutex
+};
+
+std::atomic<State*> the_state{nullptr};
+
+State& state_for(const void* real) {
+  if (State* const state = the_state) return *state;
+  static std::mutex& mutex = *new std::mutex;
+  const std::lock_guard lock(mutex);
+  if (the_state == nullptr) the_state = new State(real);
+  return *the_state;
+}
+
+/// The copier of the current context. Null if that is not the primary context of its device.
+std::shared_ptr<DeviceCopier> current_copier(State& state) {
+  const Context context = state.driver.current_context();
+  Ordinal device = -1;
+  if (context == nullptr || !state.driver.current_device(device)) return nullptr;
+  const std::lock_guard lock(state.mutex);
+  std::shared_ptr<DeviceCopier>& copier = state.devices[device];
+  if (copier == nullptr) {
+    const Context primary = state.driver.primary_context(device);
+    if (primary != context) return nullptr;
+    copier = std::make_shared<DeviceCopier>(state.library, device, primary);
+  }
+  return copier->context() == context ? copier : nullptr;
+}
+
+/// True if both ends of [address, address + bytes) are pageable memory.
+bool is_pageable(const Driver& driver, Address address, std::size_t bytes) {
+  const auto is = [&driver](Address at) {
+    Pointer pointer;
+    return driver.look_up(at, pointer) && pointer.type == Pointer::Type::pageable && pointer.managed == 0;
+  };
+  return is(address) && is(address + bytes - 1);
+}
+
+/// True if both ends are memory of the copier's device and of no other context.
+bool is_memory_of(const DeviceCopier& copier, const Driver& driver, Address address, std::size_t bytes) {
+  const auto is = [&](Address at) {
+    Pointer pointer;
+    return driver.look_up(at, pointer) && pointer.type == Pointer::Type::device && pointer.managed == 0 &&
+           pointer.device == copier.device() &&
+           (pointer.context == nullptr || pointer.context == copier.context());
+  };
+  return is(address) && is(address + bytes - 1);
+}
+
+bool is_of_context(const Driver& driver, Stream stream, Context context) {
+  const bool is_default = reinterpret_cast<std::uintptr_t>(stream) <= 2;
+  return is_default || driver.context_of(stream) == context;
+}
+
+/// Who makes a copy, and which way it goes.
+struct Plan {
+  std::shared_ptr<DeviceCopier> copier = nullptr;
+  bool to_host = false;
+};
+
+/// Why the copy is passed on. Nullopt: `plan` says how it is taken.
+std::optional<Reason> reason_against(State& state, const CopyCall& call, Plan& plan) {
+  if (call.bytes < kSmallestCopy) return Reason::small;
+  if (ended || inside || is_own_thread() || state.generation != fork_generation()) return Reason::ending;
+  if (!state.driver) return Reason::refused;
+  if (captures > 0) return Reason::capture;
+  plan.copier = current_copier(state);
+  if (plan.copier == nullptr) return Reason::context;
+  plan.to_host = call.ends == Ends::to_host ||
+                 (call.ends == Ends::any && is_memory_of(*plan.copier, state.driver, call.from, call.bytes));
+  const auto [host, device] = plan.to_host ? std::pair(call.to, call.from) : std::pair(call.from, call.to);
+  if (!is_pageable(state.driver, host, call.bytes)) return Reason::other_memory;
+  const SizeChoice choice = choose(state.figures.of_size(plan.to_host, call.bytes), call.bytes);
+  if (choice == SizeChoice::leave) return Reason::slower;
+  if (!is_memory_of(*plan.copier, state.driver, device, call.bytes)) return Reason::other_memory;
+  if (state.driver.is_capturing(call.stream)) return Reason::capture;
+  if (!is_of_context(state.driver, call.stream, plan.copier->context())) return Reason::context;
+  if (choice == SizeChoice::compare) return Reason::first;
+  return plan.copier->opens() ? std::nullopt : std::optional(Reason::refused);
+}
+
+/// While one lives, copies of the calling thread are not taken: they come from within a copy.
+struct Inside {
+  Inside() { inside = true; }
+  ~Inside() { inside = false; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+};
+
+/// How long a copy takes that finds no other work on its stream.
+class Stopwatch {
+ public:
+  Stopwatch(const Driver& driver, Stream stream) : timed_(driver.is_idle(stream)) {}
+  [[nodiscard]] std::uint64_t nanoseconds() const {
+    if (!timed_) return 0;
+    return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin_).count());
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool timed_;
+  Clock::time_point begin_ = Clock::now();
+};
+
+}  // namespace
+
+Result copy(const CopyCall& call, const void* real, FunctionRef<Result()> by_driver) {
+  if (real == nullptr) return by_driver();
+  State& state = state_for(real);
+  Plan plan;
+  std::optional<Reason> against = reason_against(state, call, plan);
+  if (against && against != Reason::first) {
+    state.figures.pass_on(*against, call.bytes);
+    return by_driver();
+  }
+  const Inside guard;
+  SizeFigures& size = state.figures.of_size(plan.to_host, call.bytes);
+  const Stopwatch stopwatch(state.driver, call.stream);
+  if (!against && plan.copier->copy(call, plan.to_host)) {
+    add(size.taken, call.bytes, stopwatch.nanoseconds());
+    return kSuccess;
+  }
+  state.figures.pass_on(against.value_or(Reason::refused), call.bytes);
+  const Result result = by_driver();
+  if (against) add(size.driver, call.bytes, stopwatch.nanoseconds());
+  return result;
+}
+
+void capture_begins() noexcept { ++captures; }
+
+void capture_ends() noexcept {
+  if (captures > 0) --captures;
+}
+
+void leave_device(Ordinal device) {
+  State* const state = the_state;
+  if (state == nullptr || state->generation != fork_generation()) return;
+  std::shared_ptr<DeviceCopier> left;
+  const std::lock_guard lock(state->mutex);
+  if (const auto found = state->devices.find(device); found != state->devices.end()) {
+    left = std::move(found->second);
+    state->devices.erase(found);
+  }
+}
+
+}  // namespace penstock::run

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "run/copies.hpp"
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace penstock::run {
+
+/// The engine that makes copies in a device's primary context. Thread-safe.
+class DeviceCopier {
+ public:
+  /// `library`: the driver's file. Opens nothing yet.
+  DeviceCopier(std::string library, Ordinal device, Context primary);
+  ~DeviceCopier();
+  DeviceCopier(const DeviceCopier&) = delete;
+  DeviceCopier& operator=(const DeviceCopier&) = delete;
+
+  [[nodiscard]] Ordinal device() const noexcept { return device_; }
+  [[nodiscard]] Context context() const noexcept { return primary_; }
+
+  /// Opens the engine at the first call. False if that fails, or if a copy has failed.
+  [[nodiscard]] bool opens();
+  /// Makes a copy between pageable memory and the device's, and returns when the driver would. False if it
+  /// fails: then nothing touches either end any more.
+  [[nodiscard]] bool copy(const CopyCall& call, bool to_host);
+
+ private:
+  struct Engine;
+
+  const std::string library_;
+  const Ordinal device_;
+  const Context primary_;
+  std::mutex mutex_;
+  bool failed_ = false;             ///< guarded by the mutex
+  std::unique_ptr<Engine> engine_;  ///< set once
+};
+
+}  // namespace penstock::run

@@ -1,0 +1,47 @@
+#include "run/host_pages.hpp"
+
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/host_workers.hpp>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+
+namespace penstock::run {
+
+namespace {
+
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
+
+bool populate(std::uintptr_t begin, std::uintptr_t end) noexcept {
+  for (;;) {
+    if (::madvise(reinterpret_cast<void*>(begin), end - begin, kPopulateWrite) == 0) return true;
+    if (errno == EINVAL) return true;  // the kernel is too old: the pages come when they are written
+    if (errno != EAGAIN && errno != EINTR) return false;
+  }
+}
+
+}  // namespace
+
+bool make_pages_present(std::byte* data, std::size_t bytes, HostWorkers& workers) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<std::uintptr_t>(data) / page * page;
+  const auto last = align_up(reinterpret_cast<std::uintptr_t>(data) + bytes, page);
+  const auto huge = align_up(first, kHugePage);
+  const auto huge_end = last / kHugePage * kHugePage;
+  if (huge < huge_end) ::madvise(reinterpret_cast<void*>(huge), huge_end - huge, MADV_HUGEPAGE);
+  std::atomic<bool> present{true};
+  const std::uintptr_t start = first / kHugePage * kHugePage;
+  workers.for_each((last - start + kHugePage - 1) / kHugePage, [&](std::size_t part) {
+    const std::uintptr_t begin = start + part * kHugePage;
+    if (!populate(std::max(begin, first), std::min(begin + kHugePage, last))) present = false;
+  });
+  return present;
+}
+
+}  // namespace penstock::run

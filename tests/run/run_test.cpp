@@ -1,0 +1,146 @@
+#include "cli/command.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+namespace penstock::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Run : public ::testing::Test {
+ protected:
+  Run() { command_.environment.emplace_back("PENSTOCK_FAKE_DRIVER=" PENSTOCK_FAKE_DRIVER); }
+
+  [[nodiscard]] std::string report() const { return command_.home() / "run.json"; }
+  CommandResult run(const std::string& scenario) {
+    return command_.run({"run", "--json", report(), "--", PENSTOCK_RUN_PROGRAM, scenario});
+  }
+  /// Runs a scenario that must go well, and returns the report about it.
+  nlohmann::json examine(const std::string& scenario) {
+    const CommandResult result = run(scenario);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return nlohmann::json::parse(read_text(report()));
+  }
+  static long passed_on(const nlohmann::json& report, const char* reason) {
+    return report["passed_on"][reason]["calls"];
+  }
+  static constexpr long kCompared = 14;  // copies of three sizes, before the scenario
+
+  Command command_;
+};
+
+TEST_F(Run, EveryEntryBringsTheBytesAndIsTaken) {
+  const auto report = examine("entries");
+  EXPECT_EQ(report["taken"]["calls"], 2 * (2 * 12 + 1));
+  EXPECT_EQ(passed_on(report, "first"), kCompared);
+  EXPECT_EQ(report["nothing_to_gain"], false);
+  EXPECT_GT(report["seconds_saved"], 0.0);
+}
+
+TEST_F(Run, KeepsTheOrderOfStreamsAndLeavesTheSourceFree) {
+  const auto report = examine("order");
+  EXPECT_EQ(report["taken"]["calls"], 5 * (1 + 1 + 2 + 1));
+}
+
+TEST_F(Run, PassesOnOtherMemory) {
+  const auto report = examine("other-memory");
+  EXPECT_EQ(passed_on(report, "other_memory"), 5);
+  EXPECT_EQ(passed_on(report, "small"), 1);
+  EXPECT_EQ(report["taken"]["calls"], 1);  // to look at the result
+}
+
+TEST_F(Run, PassesOnWhileAStreamIsCaptured) {
+  const auto report = examine("capture");
+  EXPECT_EQ(passed_on(report, "capture"), 2);
+  EXPECT_EQ(report["taken"]["calls"], 2);
+}
+
+TEST_F(Run, AFailedCallOfTheDriverLosesNoCopy) {
+  const auto report = examine("failures");
+  EXPECT_GT(passed_on(report, "refused"), 10);
+  EXPECT_GE(report["taken"]["calls"], 1);
+}
+
+TEST_F(Run, TheErrorsOfAFailedContextStay) { examine("sticky"); }
+
+TEST_F(Run, AForkedChildIsLeftToTheDriver) {
+  const auto report = examine("forked");
+  EXPECT_EQ(report["taken"]["calls"], 2);
+  EXPECT_EQ(report["processes"], 1);
+}
+
+TEST_F(Run, AProgramMayEndWhileItCopies) {
+  for (int i = 0; i < 5; ++i) EXPECT_GT(examine("exiting")["taken"]["calls"], 0);
+}
+
+TEST_F(Run, AKilledProgramIsReportedToo) {
+  const CommandResult result = run("killed");
+  EXPECT_EQ(result.status, 128 + SIGKILL);
+  EXPECT_EQ(nlohmann::json::parse(read_text(report()))["taken"]["calls"], 1);
+  EXPECT_THAT(result.errors, HasSubstr("took 1 copy (20.0 MiB) of 16 MiB to 64 MiB to the device at"));
+}
+
+TEST_F(Run, SixteenThreadsGetTheirBytes) { EXPECT_GT(examine("threads")["taken"]["calls"], 20); }
+
+TEST_F(Run, LeavesSizesToADriverThatIsAsFast) {
+  const auto report = examine("fast-driver");
+  EXPECT_EQ(report["taken"]["calls"], 3);
+  EXPECT_EQ(passed_on(report, "first"), 3);
+  EXPECT_EQ(passed_on(report, "slower"), 14);
+}
+
+TEST_F(Run, ReadsMemoryThatCannotBeWritten) { examine("read-only"); }
+
+TEST_F(Run, SaysThatThereIsNothingToGain) {
+  const CommandResult result = run("nothing");
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.errors, "penstock run: This program has nothing to gain.\n");
+  EXPECT_EQ(nlohmann::json::parse(read_text(report()))["nothing_to_gain"], true);
+}
+
+TEST_F(Run, KeepsWhatIsPreloadedAlready) {
+  const CommandResult library = command_.run({"run", "--library"});
+  ASSERT_EQ(library.status, 0) << library.errors;
+  EXPECT_THAT(library.output, HasSubstr("/libpenstock_run.so\n"));
+  command_.environment.emplace_back("LD_PRELOAD=libm.so.6");
+  const CommandResult result = command_.run({"run", "--", "/bin/sh", "-c", "echo $LD_PRELOAD; exit 7"});
+  EXPECT_EQ(result.status, 7);
+  EXPECT_EQ(result.output, "libm.so.6:" + library.output);
+}
+
+TEST_F(Run, WorksWhenPreloadedByHand) {
+  const CommandResult result =
+      command_.run_script("LD_PRELOAD=$(\"$PENSTOCK\" run --library) " PENSTOCK_RUN_PROGRAM " entries");
+  EXPECT_EQ(result.status, 0) << result.errors;
+}
+
+TEST_F(Run, SaysWhyAProgramCannotBeRun) {
+  const auto complaint = [this](const std::vector<std::string>& program) {
+    std::vector<std::string> words = {"run", "--"};
+    words.insert(words.end(), program.begin(), program.end());
+    const CommandResult result = command_.run(words);
+    EXPECT_NE(result.status, 0);
+    return result.errors;
+  };
+  EXPECT_THAT(complaint({"no-such-program"}), HasSubstr("there is no program 'no-such-program' in the PATH"));
+  EXPECT_THAT(complaint({}), HasSubstr("write penstock run -- python train.py"));
+  EXPECT_THAT(command_.run({"run", "python", "train.py"}).errors,
+              HasSubstr("to run a program, write penstock run -- python train.py"));
+  const std::string program = command_.home() / "program";
+  const auto write = [&](int place, char value) {
+    std::filesystem::copy_file(PENSTOCK_RUN_PROGRAM, program,
+                               std::filesystem::copy_options::overwrite_existing);
+    std::fstream file(program, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(place);
+    file.put(value);
+  };
+  write(4, 1);  // the class of 32 bits
+  EXPECT_THAT(complaint({program}), HasSubstr("is a program of 32 bits, so its copies cannot be taken"));
+  write(56, 1);  // one program header, which is not that of the loader
+  EXPECT_THAT(complaint({program}), HasSubstr("is statically linked, so its copies cannot be taken"));
+}
+
+}  // namespace
+}  // namespace penstock::testing
