@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Programs alone and under `penstock run`, in turn: GB/s of their copies, the bytes of each compared.
+
+    run.py --json run.json > run.md
+    run.py --penstock build/release/penstock --only "to cuda" --rounds 3
+    run.py --quick --device cpu
+
+A round is a process alone and a process under `penstock run`, which do the same works. Each work is warmed up twice and
+measured five times, and its bytes are compared; a figure is the median of all rounds. What is not installed is left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MIB = 1 << 20
+REPETITIONS = 5
+
+
+@dataclasses.dataclass
+class Work:
+    """Something to measure: `act` is timed, and gives what `check` looks at."""
+
+    name: str
+    size: int
+    act: Callable[[], Any]
+    check: Callable[[Any], bool]
+    least: float = 0
+    prepare: Callable[[], Any] = lambda: None
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--penstock", default="penstock", help="the command")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="works whose names have this")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run?")
+    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--report", help="write what penstock run says of the last round here")
+    parser.add_argument("--folder", help="for the checkpoint; default: a temporary one")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def random_bytes(size: int) -> Any:
+    import torch
+
+    return torch.empty(size // 8, dtype=torch.int64).random_().view(torch.uint8)
+
+
+def single_copies(device: str, scale: int) -> Iterator[Work]:
+    """`.to`, `torch.tensor` and `.cpu` of one tensor."""
+    import torch
+
+    for mebibytes, times in ((0.25, 100), (1, 100), (4, 40), (16, 20), (37, 10), (64, 10), (256, 3), (1024, 1)):
+        data = random_bytes(int(mebibytes * MIB) // scale)
+        pinned = data.pin_memory().to(device) if device == "cuda" else data
+        yield Work(
+            f"x.to(cuda), {mebibytes} MiB",
+            data.nbytes * times,
+            lambda data=data, times=times: [data.to(device) for _ in range(times)],
+            lambda result, pinned=pinned: all(torch.equal(one, pinned) for one in result),
+            {16: 2, 64: 3.5, 1024: 5}.get(mebibytes, 0),
+        )
+    array = random_bytes(256 * MIB // scale).numpy()
+    yield Work(
+        "torch.tensor(numpy, device=cuda), 256 MiB",
+        array.nbytes,
+        lambda: torch.tensor(array, device=device),
+        lambda result: torch.equal(result.cpu(), torch.from_numpy(array)),
+    )
+    for mebibytes in (4, 64, 256, 1024):
+        data = random_bytes(mebibytes * MIB // scale)
+        on_device = data.to(device)
+        yield Work(
+            f"g.cpu(), {mebibytes} MiB",
+            data.nbytes,
+            lambda on_device=on_device: on_device.cpu(),
+            lambda result, data=data: torch.equal(result, data),
+            15 if mebibytes >= 256 else 0,
+        )
+
+
+def many_copies(device: str, scale: int) -> Iterator[Work]:
+    """State dicts and a module."""
+    import torch
+
+    for count, mebibytes, least in ((24, 64, 4), (2000, 1, 1.5)):
+        state = {f"layer{i}": random_bytes(mebibytes * MIB // scale) for i in range(count)}
+        yield Work(
+            f"state dict of {count} x {mebibytes} MiB",
+            count * mebibytes * MIB // scale,
+            lambda state=state: {name: value.to(device) for name, value in state.items()},
+            lambda result, state=state: all(torch.equal(result[name].cpu(), value) for name, value in state.items()),
+            least,
+        )
+    width = 2048 if scale == 1 else 64
+    module = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(100)))
+    kept = [value.clone() for value in module.state_dict().values()]
+    size = sum(value.nbytes for value in kept)
+
+    def is_same(result: Any) -> bool:
+        values = result.state_dict().values()
+        return all(torch.equal(value.cpu(), copy) for value, copy in zip(values, kept, strict=True))
+
+    def to(where: str) -> Callable[[], Any]:
+        return lambda: module.to(where)
+
+    yield Work("module.to(cuda), 100 x 16 MiB", size, to(device), is_same, 4, to("cpu"))
+    yield Work("module.to(cpu), 100 x 16 MiB", size, to("cpu"), is_same, 10, to(device))
+
+
+def checkpoints(device: str, scale: int, folder: pathlib.Path) -> Iterator[Work]:
+    import torch
+
+    file = folder / "checkpoint.pt"
+    state = {f"layer{i}": random_bytes(64 * MIB // scale) for i in range(60)}
+    torch.save(state, file)
+    size = sum(value.nbytes for value in state.values())
+
+    def is_same(result: Any) -> bool:
+        return all(torch.equal(result[name].cpu(), value) for name, value in state.items())
+
+    yield Work("torch.load(map_location=cuda), 4 GB", size, lambda: torch.load(file, map_location=device), is_same)
+    try:
+        import penstock
+    except ImportError:
+        return
+    yield Work("penstock.to_device of the same", size, lambda: penstock.to_device(torch.load(file), device), is_same)
+
+
+def other_frameworks(scale: int) -> Iterator[Work]:
+    import numpy
+
+    array = random_bytes(256 * MIB // scale).numpy()
+    try:
+        import cupy
+    except ImportError:
+        pass
+    else:
+        yield Work(
+            "cupy.asarray, 256 MiB",
+            array.nbytes,
+            lambda: cupy.asarray(array),
+            lambda result: bool((cupy.asnumpy(result) == array).all()),
+            2,
+        )
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        import jax
+    except ImportError:
+        return
+    yield Work(
+        "jax.device_put, 256 MiB",
+        array.nbytes,
+        lambda: jax.block_until_ready(jax.device_put(array)),
+        lambda result: bool((numpy.asarray(result) == array).all()),
+        2,
+    )
+
+
+def steps(device: str) -> Iterator[Work]:
+    """A program without large copies, whose figure is steps a second."""
+    import torch
+
+    data = torch.ones(1 << 16, device=device)
+
+    def run() -> None:
+        for _ in range(200 * 60):
+            data.mul_(1.0)
+
+    yield Work("steps of 60 kernels, a second", 200 * 10**9, run, lambda _: True, 0.99)
+
+
+def measure(work: Work, synchronize: Callable[[], None]) -> list[float]:
+    seconds = []
+    for repetition in range(2 + REPETITIONS):
+        work.prepare()
+        synchronize()
+        begin = time.perf_counter()
+        result = work.act()
+        synchronize()
+        seconds.append(time.perf_counter() - begin)
+        if repetition in (0, 1 + REPETITIONS) and not work.check(result):
+            sys.exit(f"run.py: {work.name} brought other bytes")
+        del result
+    return seconds[2:]
+
+
+def work_through(arguments: argparse.Namespace) -> None:
+    """What runs alone and under penstock: prints seconds, a line for each work."""
+    import torch
+
+    device, scale = arguments.device, 64 if arguments.quick else 1
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def groups() -> Iterator[Work]:
+        yield from single_copies(device, scale)
+        yield from many_copies(device, scale)
+        yield from checkpoints(device, scale, pathlib.Path(arguments.folder))
+        yield from other_frameworks(scale)
+        yield from steps(device)
+
+    for work in groups():
+        if arguments.only not in work.name:
+            continue
+        line = {"name": work.name, "size": work.size, "least": work.least, "seconds": measure(work, synchronize)}
+        print(json.dumps(line), flush=True)
+
+
+def run_once(arguments: argparse.Namespace, prefix: list[str]) -> list[dict[str, Any]]:
+    words = [*prefix, sys.executable, __file__, *sys.argv[1:], "--work", "--folder", arguments.folder]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"run.py: {' '.join(words)} ended with {done.returncode}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    report = arguments.report or str(pathlib.Path(arguments.folder) / "report.json")
+    prefixes = {"alone": [], "run": [arguments.penstock, "run", "--json", report, "--"]}
+    works: dict[str, dict[str, Any]] = {}
+    for number in range(arguments.rounds):
+        for mode, prefix in prefixes.items():
+            print(f"round {number + 1} of {arguments.rounds}: {mode}", file=sys.stderr)
+            for line in run_once(arguments, prefix):
+                work = works.setdefault(line["name"], {**line, "alone": [], "run": []})
+                work[mode] += line["seconds"]
+    print("| work | alone, GB/s | under penstock run | times | at least |\n| --- | --- | --- | --- | --- |")
+    for name, work in works.items():
+        rates = {mode: work["size"] / statistics.median(work[mode]) / 1e9 for mode in prefixes}
+        work["times"] = rates["run"] / rates["alone"]
+        least = work["least"] or ""
+        print(f"| {name} | {rates['alone']:.3g} | {rates['run']:.3g} | {work['times']:.2f} | {least} |")
+    if arguments.json:
+        said = json.loads(pathlib.Path(report).read_text())
+        pathlib.Path(arguments.json).write_text(json.dumps({"works": list(works.values()), "report": said}, indent=1))
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.work:
+        work_through(arguments)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
+        arguments.folder = arguments.folder or folder
+        compare(arguments)
+
+
+if __name__ == "__main__":
+    main()
