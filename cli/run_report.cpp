@@ -32,7 +32,8 @@ constexpr ReasonText kReasonTexts[] = {
     {"slower", "of a size at which the driver is as fast"},
     {"other_memory", "between other kinds of memory"},
     {"context", "of a context that is not the device's primary one"},
-    {"capture", "during a stream capture"},
+    {"capture", "in a stream capture"},
+    {"busy", "beside copies of several other streams"},
     {"ending", "at the end of the program, in a forked child or within another copy"},
     {"refused", "that penstock could not make"},
 };

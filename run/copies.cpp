@@ -23,7 +23,6 @@ namespace penstock::run {
 namespace {
 
 std::atomic<bool> ended{false};
-std::atomic<long> captures{0};
 thread_local bool inside = false;
 
 /// What the process has, from its first copy on. Never destroyed: threads may copy until the process ends.
@@ -98,10 +97,6 @@ struct Plan {
 
 /// Why the copy is passed on. Nullopt: `plan` says how it is taken.
 std::optional<Reason> reason_against(State& state, const CopyCall& call, Plan& plan) {
-  if (call.bytes < kSmallestCopy) return Reason::small;
-  if (ended || inside || is_own_thread() || state.generation != fork_generation()) return Reason::ending;
-  if (!state.driver) return Reason::refused;
-  if (captures > 0) return Reason::capture;
   plan.copier = current_copier(state);
   if (plan.copier == nullptr) return Reason::context;
   plan.to_host = call.ends == Ends::to_host ||
@@ -117,6 +112,12 @@ std::optional<Reason> reason_against(State& state, const CopyCall& call, Plan& p
   return plan.copier->opens() ? std::nullopt : std::optional(Reason::refused);
 }
 
+using Clock = std::chrono::steady_clock;
+
+std::uint64_t nanoseconds_since(Clock::time_point begin) {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin).count());
+}
+
 /// While one lives, copies of the calling thread are not taken: they come from within a copy.
 struct Inside {
   Inside() { inside = true; }
@@ -125,49 +126,44 @@ struct Inside {
   Inside& operator=(const Inside&) = delete;
 };
 
-/// How long a copy takes that finds no other work on its stream.
-class Stopwatch {
- public:
-  Stopwatch(const Driver& driver, Stream stream) : timed_(driver.is_idle(stream)) {}
-  [[nodiscard]] std::uint64_t nanoseconds() const {
-    if (!timed_) return 0;
-    return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin_).count());
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  bool timed_;
-  Clock::time_point begin_ = Clock::now();
+struct Attempt {
+  std::optional<Reason> against;  ///< nullopt: the copy is made
+  bool to_host = false;
+  bool idle = false;  ///< no other work was on the stream
 };
+
+/// Makes the copy if it is to be taken.
+Attempt attempt_copy(State& state, const CopyCall& call) {
+  if (ended || inside || is_own_thread() || state.generation != fork_generation()) return {Reason::ending};
+  if (!state.driver) return {Reason::refused};
+  const Inside guard;
+  const RelaxedCapture relaxed(state.driver);
+  Plan plan;
+  Attempt attempt{.against = reason_against(state, call, plan), .to_host = plan.to_host};
+  if (attempt.against && attempt.against != Reason::first) return attempt;
+  attempt.idle = state.driver.is_idle(call.stream);
+  if (attempt.against) return attempt;
+  const auto begin = Clock::now();
+  attempt.against = plan.copier->copy(call, plan.to_host);
+  if (!attempt.against)
+    add(state.figures.of_size(plan.to_host, call.bytes).taken, call.bytes, attempt.idle ? nanoseconds_since(begin) : 0);
+  return attempt;
+}
 
 }  // namespace
 
 Result copy(const CopyCall& call, const void* real, FunctionRef<Result()> by_driver) {
   if (real == nullptr) return by_driver();
   State& state = state_for(real);
-  Plan plan;
-  std::optional<Reason> against = reason_against(state, call, plan);
-  if (against && against != Reason::first) {
-    state.figures.pass_on(*against, call.bytes);
-    return by_driver();
-  }
+  const Attempt attempt = call.bytes < kSmallestCopy ? Attempt{Reason::small} : attempt_copy(state, call);
+  if (!attempt.against) return kSuccess;
+  state.figures.pass_on(*attempt.against, call.bytes);
+  if (attempt.against != Reason::first) return by_driver();
   const Inside guard;
-  SizeFigures& size = state.figures.of_size(plan.to_host, call.bytes);
-  const Stopwatch stopwatch(state.driver, call.stream);
-  if (!against && plan.copier->copy(call, plan.to_host)) {
-    add(size.taken, call.bytes, stopwatch.nanoseconds());
-    return kSuccess;
-  }
-  state.figures.pass_on(against.value_or(Reason::refused), call.bytes);
+  const auto begin = Clock::now();
   const Result result = by_driver();
-  if (against) add(size.driver, call.bytes, stopwatch.nanoseconds());
+  add(state.figures.of_size(attempt.to_host, call.bytes).driver, call.bytes, attempt.idle ? nanoseconds_since(begin) : 0);
   return result;
-}
-
-void capture_begins() noexcept { ++captures; }
-
-void capture_ends() noexcept {
-  if (captures > 0) --captures;
 }
 
 void leave_device(Ordinal device) {

@@ -27,10 +27,6 @@ struct CopyCall {
 /// errors are those of the driver. `real`: the driver's entry. Thread-safe.
 Result copy(const CopyCall& call, const void* real, FunctionRef<Result()> by_driver);
 
-/// While streams are captured, all copies are passed on: the calls that engines make may end a capture.
-void capture_begins() noexcept;
-void capture_ends() noexcept;
-
 /// The device's primary context is about to be destroyed, and so is what the engine has in it.
 void leave_device(Ordinal device);
 

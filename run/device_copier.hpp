@@ -1,14 +1,18 @@
 #pragma once
 
 #include "run/copies.hpp"
+#include "run/figures.hpp"
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 namespace penstock::run {
 
-/// The engine that makes copies in a device's primary context. Thread-safe.
+/// Makes copies in a device's primary context, as the driver does: it enqueues parts on the program's own
+/// stream, which pass through pinned memory. All host workers move the bytes there, and not the calling thread
+/// alone. Thread-safe.
 class DeviceCopier {
  public:
   /// `library`: the driver's file. Opens nothing yet.
@@ -20,11 +24,11 @@ class DeviceCopier {
   [[nodiscard]] Ordinal device() const noexcept { return device_; }
   [[nodiscard]] Context context() const noexcept { return primary_; }
 
-  /// Opens the engine at the first call. False if that fails, or if a copy has failed.
+  /// Opens the device at the first call. False if that fails, or if a copy has failed.
   [[nodiscard]] bool opens();
-  /// Makes a copy between pageable memory and the device's, and returns when the driver would. False if it
-  /// fails: then nothing touches either end any more.
-  [[nodiscard]] bool copy(const CopyCall& call, bool to_host);
+  /// Makes a copy between pageable memory and the device's, and returns when the driver would: nullopt.
+  /// Otherwise says why it did not, and nothing touches the host's end any more.
+  [[nodiscard]] std::optional<Reason> copy(const CopyCall& call, bool to_host);
 
  private:
   struct Engine;

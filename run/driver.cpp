@@ -32,7 +32,8 @@ Driver::Driver(const std::string& path) {
               find(primary_ctx_get_state_, "cuDevicePrimaryCtxGetState", 7000) &&
               find(primary_ctx_retain_, "cuDevicePrimaryCtxRetain", 7000) &&
               find(stream_is_capturing_, "cuStreamIsCapturing", 10000) &&
-              find(stream_get_ctx_, "cuStreamGetCtx", 9020) && find(stream_query_, "cuStreamQuery", 2000);
+              find(stream_get_ctx_, "cuStreamGetCtx", 9020) && find(stream_query_, "cuStreamQuery", 2000) &&
+              find(exchange_capture_mode_, "cuThreadExchangeStreamCaptureMode", 10010);
 }
 
 bool Driver::look_up(Address address, Pointer& pointer) const {
@@ -68,5 +69,10 @@ Context Driver::context_of(Stream stream) const {
 }
 
 bool Driver::is_idle(Stream stream) const { return stream_query_(stream) == kSuccess; }
+
+int Driver::exchange_capture_mode(int mode) const {
+  exchange_capture_mode_(&mode);
+  return mode;
+}
 
 }  // namespace penstock::run

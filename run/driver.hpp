@@ -45,6 +45,8 @@ class Driver {
   [[nodiscard]] bool is_capturing(Stream stream) const;
   [[nodiscard]] Context context_of(Stream stream) const;
   [[nodiscard]] bool is_idle(Stream stream) const;
+  /// Sets which calls of this thread may end a capture of another one, and returns what was set.
+  int exchange_capture_mode(int mode) const;
 
  private:
   bool complete_ = false;
@@ -56,6 +58,21 @@ class Driver {
   Result (*stream_is_capturing_)(Stream, int*) = nullptr;
   Result (*stream_get_ctx_)(Stream, Context*) = nullptr;
   Result (*stream_query_)(Stream) = nullptr;
+  Result (*exchange_capture_mode_)(int*) = nullptr;
+};
+
+/// While one lives, calls of this thread end no capture of another thread.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Driver& driver) : driver_(driver), before_(driver.exchange_capture_mode(kRelaxed)) {}
+  ~RelaxedCapture() { driver_.exchange_capture_mode(before_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  static constexpr int kRelaxed = 2;
+  const Driver& driver_;
+  const int before_;
 };
 
 }  // namespace penstock::run

@@ -24,12 +24,6 @@ PENSTOCK_RUN_BLOCKING_COPIES(DECLARE_COPY)
   EXPORT Result symbol(Address to, Address from, std::size_t bytes, Stream stream);
 PENSTOCK_RUN_ASYNC_COPIES(DECLARE_COPY)
 #undef DECLARE_COPY
-EXPORT Result cuStreamBeginCapture_v2(Word, Word);
-EXPORT Result cuStreamBeginCapture_v2_ptsz(Word, Word);
-EXPORT Result cuStreamBeginCaptureToGraph(Word, Word, Word, Word, Word, Word);
-EXPORT Result cuStreamBeginCaptureToGraph_ptsz(Word, Word, Word, Word, Word, Word);
-EXPORT Result cuStreamEndCapture(Word, Word);
-EXPORT Result cuStreamEndCapture_ptsz(Word, Word);
 EXPORT Result cuDevicePrimaryCtxReset_v2(penstock::run::Ordinal);
 EXPORT Result cuGetProcAddress(const char*, void**, int, Word);
 EXPORT Result cuGetProcAddress_ptsz(const char*, void**, int, Word);
@@ -120,19 +114,6 @@ Result replace_answer(Result result, const char* name, void** function, int vers
   return result;
 }
 
-template <typename... Arguments>
-Result begin_capture(Index index, Arguments... arguments) {
-  const Result result = call_real(index, arguments...);
-  if (result == kSuccess) capture_begins();
-  return result;
-}
-
-Result end_capture(Index index, Word stream, Word graph) {
-  const Result result = call_real(index, stream, graph);
-  capture_ends();
-  return result;
-}
-
 Stream named(Stream stream, DefaultStream usual) {
   return stream == nullptr && usual == DefaultStream::per_thread ? kPerThreadStream : stream;
 }
@@ -172,26 +153,6 @@ PENSTOCK_RUN_BLOCKING_COPIES(DEFINE_COPY)
   }
 PENSTOCK_RUN_ASYNC_COPIES(DEFINE_COPY)
 #undef DEFINE_COPY
-
-Result cuStreamBeginCapture_v2(Word stream, Word mode) {
-  return begin_capture(k_cuStreamBeginCapture_v2, stream, mode);
-}
-Result cuStreamBeginCapture_v2_ptsz(Word stream, Word mode) {
-  return begin_capture(k_cuStreamBeginCapture_v2_ptsz, stream, mode);
-}
-Result cuStreamBeginCaptureToGraph(Word stream, Word graph, Word nodes, Word edges, Word count, Word mode) {
-  return begin_capture(k_cuStreamBeginCaptureToGraph, stream, graph, nodes, edges, count, mode);
-}
-Result cuStreamBeginCaptureToGraph_ptsz(Word stream, Word graph, Word nodes, Word edges, Word count,
-                                        Word mode) {
-  return begin_capture(k_cuStreamBeginCaptureToGraph_ptsz, stream, graph, nodes, edges, count, mode);
-}
-Result cuStreamEndCapture(Word stream, Word graph) {
-  return end_capture(k_cuStreamEndCapture, stream, graph);
-}
-Result cuStreamEndCapture_ptsz(Word stream, Word graph) {
-  return end_capture(k_cuStreamEndCapture_ptsz, stream, graph);
-}
 
 Result cuDevicePrimaryCtxReset_v2(Ordinal device) {
   leave_device(device);

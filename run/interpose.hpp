@@ -27,12 +27,6 @@ namespace penstock::run {
   X(cuMemcpyAsync_ptsz, cuMemcpyAsync, 4000, per_thread, any)
 /// The same without ends: what a copy must know of.
 #define PENSTOCK_RUN_OTHER_ENTRIES(X)                                                        \
-  X(cuStreamBeginCapture_v2, cuStreamBeginCapture, 10010, legacy)                            \
-  X(cuStreamBeginCapture_v2_ptsz, cuStreamBeginCapture, 10010, per_thread)                   \
-  X(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph, 12030, legacy)                 \
-  X(cuStreamBeginCaptureToGraph_ptsz, cuStreamBeginCaptureToGraph, 12030, per_thread)        \
-  X(cuStreamEndCapture, cuStreamEndCapture, 10000, legacy)                                   \
-  X(cuStreamEndCapture_ptsz, cuStreamEndCapture, 10000, per_thread)                          \
   X(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, either)                      \
   X(cuGetProcAddress, cuGetProcAddress, 11030, legacy)                                       \
   X(cuGetProcAddress_ptsz, cuGetProcAddress, 11030, per_thread)                              \

@@ -326,6 +326,13 @@ Result cuStreamIsCapturing(Stream handle, int* status) {
   return kSuccess;
 }
 
+Result cuThreadExchangeStreamCaptureMode(int* mode) {
+  FAKE_BEGIN(cuThreadExchangeStreamCaptureMode);
+  thread_local int current_mode = 0;
+  std::swap(*mode, current_mode);
+  return kSuccess;
+}
+
 Result cuStreamEndCapture(Stream handle, void** graph) {
   FAKE_BEGIN_IN_CONTEXT(cuStreamEndCapture);
   FAKE_FIND_STREAM_BY(stream, handle);
@@ -795,6 +802,7 @@ struct Entry {
   X(stream_get_ctx, cuStreamGetCtx, 9020, (Stream, Context*))                            \
   X(stream_begin_capture, cuStreamBeginCapture, 10010, (Stream, int))                    \
   X(stream_is_capturing, cuStreamIsCapturing, 10000, (Stream, int*))                     \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, 10010, (int*))             \
   X(stream_end_capture, cuStreamEndCapture, 10000, (Stream, void**))                     \
   X(memcpy_h2d, cuMemcpyHtoD, 3020, (Address, const void*, std::size_t))                 \
   X(memcpy_d2h, cuMemcpyDtoH, 3020, (void*, Address, std::size_t))                       \

@@ -223,7 +223,7 @@ void capture(const Cuda& cuda) {
   void* graph = nullptr;
   cuda.must("cuStreamBeginCapture", captured, 0);
   require(cuda.up(device, sent.data(), kBytes, captured) == 0, "in a capture");
-  require(cuda.up(device, sent.data(), kBytes) == 0, "beside a capture");
+  require(cuda.up(device, sent.data(), kBytes) == 0, "on another stream than a captured one");
   cuda.must("cuStreamEndCapture", captured, &graph);
   require(cuda.up(device, sent.data(), kBytes, captured) == 0, "after a capture");
   require(cuda.read(device, kBytes) == sent, "other bytes");

@@ -1,0 +1,55 @@
+#pragma once
+
+#include "run/driver.hpp"
+
+#include <penstock/device/device.hpp>
+#include <penstock/memory/pool.hpp>
+#include <penstock/transfer/pinned_ring.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace penstock::run {
+
+/// Pinned slots that the copies of one stream pass through.
+struct Lane {
+  Lane(const Device& device, Pool& pinned) : slots(device, pinned, kSlots, kSlotBytes) {}
+
+  static constexpr std::size_t kSlots = 4;
+  static constexpr std::size_t kSlotBytes = std::size_t{4} << 20;
+
+  PinnedRing slots;
+  std::pair<Stream, std::thread::id> user;  ///< the stream; and whose, if it is the thread's
+  bool taken = false;
+};
+
+/// The lanes of a device. A copy has a lane for itself, and waits for no stream but its own: who waits for the
+/// work of another stream may wait forever. Thread-safe.
+class Lanes {
+ public:
+  explicit Lanes(const Device& device);
+
+  /// Gives the lane back.
+  struct Return {
+    Lanes* lanes = nullptr;
+    void operator()(Lane* lane) const noexcept { lanes->give_back(*lane); }
+  };
+  using Use = std::unique_ptr<Lane, Return>;
+
+  /// A lane for a copy on `stream`. Null if other streams have all. Throws OutOfMemory and DeviceError.
+  [[nodiscard]] Use take(Stream stream);
+
+ private:
+  void give_back(Lane& lane) noexcept;
+
+  const Device device_;
+  std::mutex mutex_;
+  Pool pinned_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  ///< guarded by the mutex, also what their users are
+};
+
+}  // namespace penstock::run
