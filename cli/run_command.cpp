@@ -134,7 +134,7 @@ void add_run(CLI::App& app, RunOptions& options) {
   command->footer(
       "Examples:\n"
       "  penstock run -- python train.py\n"
-      "  penstock run --json run.json -- ./simulate input.dat\n"
+      "  penstock run --json run.json -- python train.py\n"
       "  LD_PRELOAD=$(penstock run --library) python train.py\n"
       "      the same without a report");
 }

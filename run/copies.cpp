@@ -58,7 +58,7 @@ std::shared_ptr<DeviceCopier> current_copier(State& state) {
   std::shared_ptr<DeviceCopier>& copier = state.devices[device];
   if (copier == nullptr) {
     const Context primary = state.driver.primary_context(device);
-    if (primary != context) return nullptr;
+    if (primary == nullptr) return nullptr;
     copier = std::make_shared<DeviceCopier>(state.library, device, primary);
   }
   return copier->context() == context ? copier : nullptr;

@@ -1,12 +1,12 @@
 #include "run/lanes.hpp"
 
+#include <penstock/core/error.hpp>
+
 #include <algorithm>
 
 namespace penstock::run {
 
 namespace {
-
-constexpr std::size_t kMostLanes = 4;
 
 bool is_idle(Lane& lane) {
   for (std::size_t i = 0; i < lane.slots.size(); ++i) {
@@ -31,12 +31,21 @@ Lanes::Use Lanes::take(Stream stream) {
   };
   Lane* lane = find([&user](const Lane& one) { return one.user == user; });
   if (lane == nullptr) lane = find(is_idle);
-  if (lane == nullptr && lanes_.size() < kMostLanes)
-    lane = lanes_.emplace_back(std::make_unique<Lane>(device_, pinned_)).get();
+  if (lane == nullptr) lane = add();
   if (lane == nullptr) return {};
   lane->user = user;
   lane->taken = true;
   return Use(lane, Return{this});
+}
+
+Lane* Lanes::add() {
+  if (lanes_.size() == most_) return nullptr;
+  try {
+    return lanes_.emplace_back(std::make_unique<Lane>(device_, pinned_)).get();
+  } catch (const OutOfMemory&) {
+    most_ = lanes_.size();
+    return nullptr;
+  }
 }
 
 void Lanes::give_back(Lane& lane) noexcept {

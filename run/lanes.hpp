@@ -40,16 +40,21 @@ class Lanes {
   };
   using Use = std::unique_ptr<Lane, Return>;
 
-  /// A lane for a copy on `stream`. Null if other streams have all. Throws OutOfMemory and DeviceError.
+  /// A lane for a copy on `stream`. Null if other streams have all that there is memory for. Throws
+  /// DeviceError.
   [[nodiscard]] Use take(Stream stream);
 
  private:
   void give_back(Lane& lane) noexcept;
+  /// Null if there are enough.
+  [[nodiscard]] Lane* add();
 
   const Device device_;
   std::mutex mutex_;
   Pool pinned_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  ///< guarded by the mutex, also what their users are
+  // Guarded by the mutex, also what the users of lanes are.
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::size_t most_ = 4;
 };
 
 }  // namespace penstock::run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
-SOURCES = ("src", "include", "cli", "doctor", "python/src", "python/penstock")
+SOURCES = ("src", "include", "cli", "doctor", "run", "python/src", "python/penstock")
 MEANINGLESS = b" \n;(){}"  # of two that remove the same, one may leave an empty statement behind
 
 

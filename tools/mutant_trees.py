@@ -25,8 +25,9 @@ SANITIZERS = {
 }
 COMMAND = "penstock"
 RECORDER = "libpenstock_recorder.so"  # beside the command
+RUN = "libpenstock_run.so"  # the same
 # The test programs of a layer, where it is not the one of its name.
-PROGRAMS = {"doctor": ("doctor", "recorder"), "cli": ("cli", "doctor", "recorder")}
+PROGRAMS = {"doctor": ("doctor", "recorder"), "cli": ("cli", "doctor", "recorder", "run")}
 # The folders of a test program, where it is not the one of its name in tests/.
 FOLDERS = {"doctor": ("doctor/tests", "doctor/tests/command"), "recorder": ("doctor/tests/recorder",)}
 
@@ -82,7 +83,7 @@ class Tree:
 
     def targets(self, program: str) -> list[str]:
         """What the tests of a program run, from the folder."""
-        runs = [COMMAND, RECORDER] if program in ("cli", "doctor", "recorder") else []
+        runs = [COMMAND, RECORDER, RUN] if program in ("cli", "doctor", "recorder", "run") else []
         return [f"tests/test_{program}", *runs]
 
     @functools.cache
@@ -124,7 +125,7 @@ class Tree:
         return {entry["output"] for entry in self.commands[source]}, target
 
     def link(self, mutant: Mutant, target: str, objects: list[tuple[set[str], Path]]) -> Path | None:
-        """Links a program, the command or the recorder anew, if an object is part of it."""
+        """Links a program, the command or a library beside it anew, if an object is part of it."""
         words = list(self.link_command(target))
         for originals, own in objects:
             for original in originals:
@@ -151,9 +152,12 @@ class Tree:
     def prepare(self, mutant: Mutant, program: str, objects: list[tuple[set[str], Path]]) -> dict[str, Path]:
         """Links what the program needs. Gives each by the name that it has in the build tree."""
         linked = {target: self.link(mutant, target, objects) for target in self.targets(program)}
-        if linked.get(COMMAND) and not linked[RECORDER]:
-            (mutant.folder / RECORDER).unlink(missing_ok=True)
-            (mutant.folder / RECORDER).symlink_to(self.folder / RECORDER)
+        if linked.get(RUN) and not linked[COMMAND]:  # which looks for it beside itself
+            linked[COMMAND] = Path(shutil.copy2(self.folder / COMMAND, mutant.folder))
+        for library in (RECORDER, RUN) if linked.get(COMMAND) else ():
+            if not linked[library]:
+                (mutant.folder / library).unlink(missing_ok=True)
+                (mutant.folder / library).symlink_to(self.folder / library)
         return {target: path for target, path in linked.items() if path}
 
     def tests(

@@ -21,7 +21,7 @@ using ::testing::Not;
 
 using Words = std::vector<std::string>;
 
-constexpr std::array kCommands{"info", "link", "predict", "feed", "load", "doctor"};
+constexpr std::array kCommands{"info", "link", "predict", "feed", "load", "run", "doctor"};
 
 TEST(Arguments, WhatIsOutOfRangeIsRefused) {
   const Command command;
@@ -136,7 +136,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
     esac
     exec "$PENSTOCK" "$@")");
   std::size_t examples = 0;
-  for (const std::string name : {"", "info", "link", "predict", "feed", "load", "doctor", "doctor run",
+  for (const std::string name : {"", "info", "link", "predict", "feed", "load", "run", "doctor", "doctor run",
                                  "doctor read", "doctor loader"}) {
     const CommandResult help = command.run_script("\"$PENSTOCK\" " + name + " --help");
     std::istringstream lines(help.output.substr(help.output.find("Examples:")));
@@ -149,7 +149,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << line << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 41u);
+  EXPECT_EQ(examples, 44u);
 }
 
 }  // namespace

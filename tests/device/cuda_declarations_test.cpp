@@ -114,6 +114,7 @@ TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(attribute(DeviceAttribute::compute_minor), CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   EXPECT_EQ(attribute(DeviceAttribute::read_only_host_register),
             CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
+  EXPECT_EQ(attribute(PointerAttribute::context), CU_POINTER_ATTRIBUTE_CONTEXT);
   EXPECT_EQ(attribute(PointerAttribute::memory_type), CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
   EXPECT_EQ(attribute(PointerAttribute::device_pointer), CU_POINTER_ATTRIBUTE_DEVICE_POINTER);
   EXPECT_EQ(attribute(PointerAttribute::is_managed), CU_POINTER_ATTRIBUTE_IS_MANAGED);
