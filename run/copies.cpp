@@ -114,8 +114,10 @@ std::optional<Reason> reason_against(State& state, const CopyCall& call, Plan& p
 
 using Clock = std::chrono::steady_clock;
 
-std::uint64_t nanoseconds_since(Clock::time_point begin) {
-  return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin).count());
+/// Notes a copy that began at `begin`, and its time if its stream was idle.
+void note(Timing& timing, std::size_t bytes, bool idle, Clock::time_point begin) {
+  const auto passed = std::chrono::nanoseconds(Clock::now() - begin);
+  add(timing, bytes, idle ? static_cast<std::uint64_t>(passed.count()) : 0);
 }
 
 /// While one lives, copies of the calling thread are not taken: they come from within a copy.
@@ -146,7 +148,7 @@ Attempt attempt_copy(State& state, const CopyCall& call) {
   const auto begin = Clock::now();
   attempt.against = plan.copier->copy(call, plan.to_host);
   if (!attempt.against)
-    add(state.figures.of_size(plan.to_host, call.bytes).taken, call.bytes, attempt.idle ? nanoseconds_since(begin) : 0);
+    note(state.figures.of_size(plan.to_host, call.bytes).taken, call.bytes, attempt.idle, begin);
   return attempt;
 }
 
@@ -162,7 +164,7 @@ Result copy(const CopyCall& call, const void* real, FunctionRef<Result()> by_dri
   const Inside guard;
   const auto begin = Clock::now();
   const Result result = by_driver();
-  add(state.figures.of_size(attempt.to_host, call.bytes).driver, call.bytes, attempt.idle ? nanoseconds_since(begin) : 0);
+  note(state.figures.of_size(attempt.to_host, call.bytes).driver, call.bytes, attempt.idle, begin);
   return result;
 }
 

@@ -34,7 +34,8 @@ bool make_pages_present(std::byte* data, std::size_t bytes, HostWorkers& workers
   const auto last = align_up(reinterpret_cast<std::uintptr_t>(data) + bytes, page);
   const auto huge = align_up(first, kHugePage);
   const auto huge_end = last / kHugePage * kHugePage;
-  if (huge < huge_end) ::madvise(reinterpret_cast<void*>(huge), huge_end - huge, MADV_HUGEPAGE);
+  // Of smaller ranges, the kernel would have to keep many records.
+  if (bytes >= 4 * kHugePage) ::madvise(reinterpret_cast<void*>(huge), huge_end - huge, MADV_HUGEPAGE);
   std::atomic<bool> present{true};
   const std::uintptr_t start = first / kHugePage * kHugePage;
   workers.for_each((last - start + kHugePage - 1) / kHugePage, [&](std::size_t part) {
