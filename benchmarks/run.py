@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Programs alone and under `penstock run`, in turn: GB/s of their copies, the bytes of each compared.
+"""A program alone and under `penstock run`: GB/s of its copies, the bytes of each compared.
 
     run.py --json run.json > run.md
-    run.py --penstock build/release/penstock --only "to cuda" --rounds 3
+    run.py --penstock build/release/penstock --only "to(cuda)" --repetitions 5
     run.py --quick --device cpu
 
-A round is a process alone and a process under `penstock run`, which do the same works. Each work is warmed up twice and
-measured five times, and its bytes are compared; a figure is the median of all rounds. What is not installed is left
-out.
+Two processes, one of them under `penstock run`, do the same works in turn: while one measures, the other waits. A
+figure is the median of the repetitions, after two that warm up. A row comes as soon as its work is done. What is not
+installed is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -26,7 +27,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MIB = 1 << 20
-REPETITIONS = 5
 
 
 @dataclasses.dataclass
@@ -39,26 +39,35 @@ class Work:
     check: Callable[[Any], bool]
     least: float = 0
     prepare: Callable[[], Any] = lambda: None
+    warm_ups: int = 2
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--penstock", default="penstock", help="the command")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--only", default="", help="works whose names have this")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--json", help="write all figures here")
-    parser.add_argument("--report", help="write what penstock run says of the last round here")
+    parser.add_argument("--report", help="write what penstock run says here")
     parser.add_argument("--folder", help="for the checkpoint; default: a temporary one")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def random_bytes(size: int) -> Any:
+@functools.cache
+def block() -> Any:
     import torch
 
-    return torch.empty(size // 8, dtype=torch.int64).random_().view(torch.uint8)
+    return torch.empty(8 * MIB, dtype=torch.int64).random_(generator=torch.Generator().manual_seed(1)).view(torch.uint8)
+
+
+def some_bytes(size: int, number: int = 0) -> Any:
+    """Random ones, repeated; the first are the number's."""
+    data = block().repeat(-(-size // block().nbytes))[:size].clone()
+    data[:2] = data.new_tensor([number % 256, number // 256])
+    return data
 
 
 def single_copies(device: str, scale: int) -> Iterator[Work]:
@@ -66,7 +75,7 @@ def single_copies(device: str, scale: int) -> Iterator[Work]:
     import torch
 
     for mebibytes, times in ((0.25, 100), (1, 100), (4, 40), (16, 20), (37, 10), (64, 10), (256, 3), (1024, 1)):
-        data = random_bytes(int(mebibytes * MIB) // scale)
+        data = some_bytes(int(mebibytes * MIB) // scale)
         pinned = data.pin_memory().to(device) if device == "cuda" else data
         yield Work(
             f"x.to(cuda), {mebibytes} MiB",
@@ -75,7 +84,7 @@ def single_copies(device: str, scale: int) -> Iterator[Work]:
             lambda result, pinned=pinned: all(torch.equal(one, pinned) for one in result),
             {16: 2, 64: 3.5, 1024: 5}.get(mebibytes, 0),
         )
-    array = random_bytes(256 * MIB // scale).numpy()
+    array = some_bytes(256 * MIB // scale).numpy()
     yield Work(
         "torch.tensor(numpy, device=cuda), 256 MiB",
         array.nbytes,
@@ -83,7 +92,7 @@ def single_copies(device: str, scale: int) -> Iterator[Work]:
         lambda result: torch.equal(result.cpu(), torch.from_numpy(array)),
     )
     for mebibytes in (4, 64, 256, 1024):
-        data = random_bytes(mebibytes * MIB // scale)
+        data = some_bytes(mebibytes * MIB // scale)
         on_device = data.to(device)
         yield Work(
             f"g.cpu(), {mebibytes} MiB",
@@ -99,7 +108,7 @@ def many_copies(device: str, scale: int) -> Iterator[Work]:
     import torch
 
     for count, mebibytes, least in ((24, 64, 4), (2000, 1, 1.5)):
-        state = {f"layer{i}": random_bytes(mebibytes * MIB // scale) for i in range(count)}
+        state = {f"layer{i}": some_bytes(mebibytes * MIB // scale, i) for i in range(count)}
         yield Work(
             f"state dict of {count} x {mebibytes} MiB",
             count * mebibytes * MIB // scale,
@@ -127,25 +136,34 @@ def checkpoints(device: str, scale: int, folder: pathlib.Path) -> Iterator[Work]
     import torch
 
     file = folder / "checkpoint.pt"
-    state = {f"layer{i}": random_bytes(64 * MIB // scale) for i in range(60)}
-    torch.save(state, file)
+    state = {f"layer{i}": some_bytes(64 * MIB // scale, i) for i in range(60)}
+    if not file.exists():
+        torch.save(state, file)
     size = sum(value.nbytes for value in state.values())
 
     def is_same(result: Any) -> bool:
         return all(torch.equal(result[name].cpu(), value) for name, value in state.items())
 
-    yield Work("torch.load(map_location=cuda), 4 GB", size, lambda: torch.load(file, map_location=device), is_same)
+    yield Work(
+        "torch.load(map_location=cuda), 4 GB", size, lambda: torch.load(file, map_location=device), is_same, warm_ups=1
+    )
     try:
         import penstock
     except ImportError:
         return
-    yield Work("penstock.to_device of the same", size, lambda: penstock.to_device(torch.load(file), device), is_same)
+    yield Work(
+        "penstock.to_device of the same",
+        size,
+        lambda: penstock.to_device(torch.load(file), device),
+        is_same,
+        warm_ups=1,
+    )
 
 
 def other_frameworks(scale: int) -> Iterator[Work]:
     import numpy
 
-    array = random_bytes(256 * MIB // scale).numpy()
+    array = some_bytes(256 * MIB // scale).numpy()
     try:
         import cupy
     except ImportError:
@@ -185,69 +203,74 @@ def steps(device: str) -> Iterator[Work]:
     yield Work("steps of 60 kernels, a second", 200 * 10**9, run, lambda _: True, 0.99)
 
 
-def measure(work: Work, synchronize: Callable[[], None]) -> list[float]:
+def measure(work: Work, repetitions: int, synchronize: Callable[[], None]) -> list[float]:
     seconds = []
-    for repetition in range(2 + REPETITIONS):
+    for repetition in range(work.warm_ups + repetitions):
         work.prepare()
         synchronize()
         begin = time.perf_counter()
         result = work.act()
         synchronize()
         seconds.append(time.perf_counter() - begin)
-        if repetition in (0, 1 + REPETITIONS) and not work.check(result):
+        if repetition == work.warm_ups + repetitions - 1 and not work.check(result):
             sys.exit(f"run.py: {work.name} brought other bytes")
         del result
-    return seconds[2:]
+    return seconds[work.warm_ups :]
+
+
+def works(arguments: argparse.Namespace) -> Iterator[Work]:
+    device, scale = arguments.device, 64 if arguments.quick else 1
+    yield from single_copies(device, scale)
+    yield from many_copies(device, scale)
+    yield from checkpoints(device, scale, pathlib.Path(arguments.folder))
+    yield from other_frameworks(scale)
+    yield from steps(device)
 
 
 def work_through(arguments: argparse.Namespace) -> None:
-    """What runs alone and under penstock: prints seconds, a line for each work."""
+    """What runs alone and under penstock: for each line of standard input, does a work and prints a line about it."""
     import torch
 
-    device, scale = arguments.device, 64 if arguments.quick else 1
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-
-    def groups() -> Iterator[Work]:
-        yield from single_copies(device, scale)
-        yield from many_copies(device, scale)
-        yield from checkpoints(device, scale, pathlib.Path(arguments.folder))
-        yield from other_frameworks(scale)
-        yield from steps(device)
-
-    for work in groups():
-        if arguments.only not in work.name:
-            continue
-        line = {"name": work.name, "size": work.size, "least": work.least, "seconds": measure(work, synchronize)}
+    synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
+    chosen = (work for work in works(arguments) if arguments.only in work.name)
+    for _ in sys.stdin:
+        work = next(chosen, None)
+        if work is None:
+            return
+        seconds = measure(work, arguments.repetitions, synchronize)
+        line = {"name": work.name, "size": work.size, "least": work.least, "seconds": statistics.median(seconds)}
         print(json.dumps(line), flush=True)
 
 
-def run_once(arguments: argparse.Namespace, prefix: list[str]) -> list[dict[str, Any]]:
-    words = [*prefix, sys.executable, __file__, *sys.argv[1:], "--work", "--folder", arguments.folder]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"run.py: {' '.join(words)} ended with {done.returncode}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def next_line(process: subprocess.Popen[str]) -> dict[str, Any] | None:
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    return json.loads(line) if line else None
 
 
 def compare(arguments: argparse.Namespace) -> None:
     report = arguments.report or str(pathlib.Path(arguments.folder) / "report.json")
-    prefixes = {"alone": [], "run": [arguments.penstock, "run", "--json", report, "--"]}
-    works: dict[str, dict[str, Any]] = {}
-    for number in range(arguments.rounds):
-        for mode, prefix in prefixes.items():
-            print(f"round {number + 1} of {arguments.rounds}: {mode}", file=sys.stderr)
-            for line in run_once(arguments, prefix):
-                work = works.setdefault(line["name"], {**line, "alone": [], "run": []})
-                work[mode] += line["seconds"]
-    print("| work | alone, GB/s | under penstock run | times | at least |\n| --- | --- | --- | --- | --- |")
-    for name, work in works.items():
-        rates = {mode: work["size"] / statistics.median(work[mode]) / 1e9 for mode in prefixes}
-        work["times"] = rates["run"] / rates["alone"]
-        least = work["least"] or ""
-        print(f"| {name} | {rates['alone']:.3g} | {rates['run']:.3g} | {work['times']:.2f} | {least} |")
+    words = [sys.executable, __file__, *sys.argv[1:], "--work", "--folder", arguments.folder]
+    prefixes = [[], [arguments.penstock, "run", "--json", report, "--"]]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen([*prefix, *words], stdin=pipe, stdout=pipe, text=True) for prefix in prefixes]
+    print("| work | alone, GB/s | under penstock run | times | at least |\n| --- | --- | --- | --- | --- |", flush=True)
+    rows = []
+    while all(lines := [next_line(process) for process in processes]):
+        alone, run = (line["size"] / line["seconds"] / 1e9 for line in lines)
+        rows.append({"work": lines[0]["name"], "alone_gbps": alone, "run_gbps": run, "least": lines[0]["least"]})
+        print(
+            f"| {lines[0]['name']} | {alone:.3g} | {run:.3g} | {run / alone:.2f} | {lines[0]['least'] or ''} |",
+            flush=True,
+        )
+    for process in processes:
+        process.stdin.close()
+    if any([process.wait() for process in processes]):
+        sys.exit(1)
     if arguments.json:
         said = json.loads(pathlib.Path(report).read_text())
-        pathlib.Path(arguments.json).write_text(json.dumps({"works": list(works.values()), "report": said}, indent=1))
+        pathlib.Path(arguments.json).write_text(json.dumps({"rows": rows, "report": said}, indent=1))
 
 
 def main() -> None:
