@@ -67,8 +67,10 @@ void* base_of(const void* function) {
   return ::dladdr(function, &info) != 0 ? info.dli_fbase : nullptr;
 }
 
-/// Remembers the driver's own function. False if it is of another driver than the first.
+/// Remembers the driver's own function. False if it is of another driver than the first, or is ours: a driver
+/// that looks its functions up by their names finds those of a preloaded library.
 bool keep_real(Entry& entry, void* real) {
+  if (is_own_code(real)) return false;
   void* const base = base_of(real);
   void* first = nullptr;
   if (base != nullptr && !first_driver.compare_exchange_strong(first, base) && first != base) return false;
@@ -123,7 +125,7 @@ Stream named(Stream stream, DefaultStream usual) {
 void* stand_in(const char* symbol, void* real) {
   for (Entry& entry : entries) {
     if (std::strcmp(entry.symbol, symbol) != 0) continue;
-    if (real == entry.ours) return real;  // of RTLD_DEFAULT
+    if (real == entry.ours) return real;  // the answer for RTLD_DEFAULT
     return real != nullptr && keep_real(entry, real) ? entry.ours : nullptr;
   }
   return nullptr;
