@@ -26,7 +26,7 @@ class Run : public ::testing::Test {
   static long passed_on(const nlohmann::json& report, const char* reason) {
     return report["passed_on"][reason]["calls"];
   }
-  static constexpr long kCompared = 14;  // copies of three sizes, before the scenario
+  static constexpr long kCompared = 2;  // copies before the scenario
 
   Command command_;
 };
@@ -83,6 +83,12 @@ TEST_F(Run, AKilledProgramIsReportedToo) {
 }
 
 TEST_F(Run, SixteenThreadsGetTheirBytes) { EXPECT_GT(examine("threads")["taken"]["calls"], 20); }
+
+TEST_F(Run, ACopyWaitsForNoOtherStream) {
+  const auto report = examine("blocked-streams");
+  EXPECT_EQ(passed_on(report, "busy"), 1);
+  EXPECT_EQ(report["taken"]["calls"], 3 + 4 + 5);
+}
 
 TEST_F(Run, LeavesSizesToADriverThatIsAsFast) {
   const auto report = examine("fast-driver");

@@ -114,9 +114,12 @@ void show_slow_driver(const Cuda& cuda, std::size_t bytes) {
   const Address device = cuda.allocate(bytes);
   Bytes data(bytes);
   for (const char* const name : {"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"})
-    cuda.fake.delay(name, 100'000'000);
-  for (int i = 0; i < (bytes < (16u << 20) ? 3 : 1); ++i)
-    require(cuda.up(device, data.data(), bytes) == 0 && cuda.down(data.data(), device, bytes) == 0, "a copy");
+    cuda.fake.delay(name, static_cast<long long>(25 * bytes));  // 40 MB/s
+  for (int i = 0; i < (bytes < (16u << 20) ? 3 : 1); ++i) {
+    require(cuda.up(device, data.data(), bytes) == 0, "a copy to the device");
+    cuda.must("cuCtxSynchronize");
+    require(cuda.down(data.data(), device, bytes) == 0, "a copy to the host");
+  }
   for (const char* const name : {"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"}) cuda.fake.delay(name, 0);
   cuda.must("cuMemFree", device);
 }
@@ -320,6 +323,30 @@ void threads(const Cuda& cuda) {
   for (std::thread& thread : all) thread.join();
 }
 
+/// Streams whose work does not go on hold up no copy of another one.
+void blocked_streams(const Cuda& cuda) {
+  constexpr std::size_t kSmall = 2u << 20;
+  static std::atomic<bool> goes_on{false};
+  const auto wait = +[](void*) {
+    while (!goes_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const Bytes sent = random_bytes(kSmall, 7);
+  std::vector<Address> devices;
+  const Address first = cuda.allocate(kSmall);
+  for (int i = 0; i < 3; ++i) {
+    require(cuda.up(first, sent.data(), kSmall) == 0, "a copy that shows what penstock gives");
+    cuda.must("cuCtxSynchronize");
+  }
+  for (int i = 0; i < 5; ++i) {
+    const Stream blocked = cuda.stream(1);
+    devices.push_back(cuda.allocate(kSmall));
+    cuda.must("cuLaunchHostFunc", blocked, wait, static_cast<void*>(nullptr));
+    require(cuda.up(devices[i], sent.data(), kSmall, blocked) == 0, "a copy on a blocked stream");
+  }
+  goes_on = true;
+  for (const Address device : devices) require(cuda.read(device, kSmall) == sent, "other bytes");
+}
+
 /// The driver is faster here, so it keeps the size.
 void fast_driver(const Cuda& cuda) {
   constexpr std::size_t kSmall = 2u << 20;
@@ -358,12 +385,14 @@ int main(int argc, char** argv) {
                                                                   {"killed", killed},
                                                                   {"threads", threads},
                                                                   {"fast-driver", fast_driver},
+                                                                  {"blocked-streams", blocked_streams},
                                                                   {"read-only", read_only},
                                                                   {"nothing", [](const Cuda&) {}}};
   const std::string name = argv[1];
-  if (name != "nothing" && name != "fast-driver")
-    for (const std::size_t bytes : {std::size_t{2} << 20, std::size_t{8} << 20, kBytes})
-      show_slow_driver(cuda, bytes);
+  if (name == "threads" || name == "blocked-streams") {
+    for (const std::size_t bytes : {2u << 20, 8u << 20}) show_slow_driver(cuda, bytes);
+  }
+  if (name != "nothing" && name != "fast-driver") show_slow_driver(cuda, kBytes);
   scenarios.at(name)(cuda);
   return 0;
 }
