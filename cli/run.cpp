@@ -1,18 +1,22 @@
 #include "cli/shared/output.hpp"
 #include "cli/shared/run_program.hpp"
 #include "commands.hpp"
-#include "preload.hpp"
 #include "run_report.hpp"
 
 #include <penstock/core/error.hpp>
 
+#include <elf.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 namespace penstock::cli {
@@ -53,6 +57,50 @@ std::string preload_variable(const fs::path& library) {
   const char* const others = std::getenv("LD_PRELOAD");
   const bool alone = others == nullptr || *others == 0;
   return fmt::format("LD_PRELOAD={}{}{}", alone ? "" : others, alone ? "" : ":", library.string());
+}
+
+/// Of a program for the machine that this command was built for. False if it has no loader.
+bool names_loader(std::ifstream& in, const Elf64_Ehdr& header) {
+  for (unsigned i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr part{};
+    in.seekg(static_cast<std::streamoff>(header.e_phoff + i * sizeof part));
+    if (in.read(reinterpret_cast<char*>(&part), sizeof part) && part.p_type == PT_INTERP) return true;
+  }
+  return false;
+}
+
+/// True if it runs with rights that its user does not have.
+bool changes_rights(const fs::path& program) {
+  struct stat facts{};
+  if (::stat(program.c_str(), &facts) != 0) return false;
+  return ((facts.st_mode & S_ISUID) != 0 && facts.st_uid != ::getuid()) ||
+         ((facts.st_mode & S_ISGID) != 0 && facts.st_gid != ::getgid());
+}
+
+[[noreturn]] void refuse(const fs::path& program, std::string_view why) {
+  throw Error(
+      fmt::format("{} {}, so its copies cannot be taken; run it without penstock", program.string(), why));
+}
+
+/// Throws Error, which says why, if the system's loader would not preload a library of ours into `program`,
+/// or into the interpreter of its first line.
+void require_preloadable(const fs::path& program) {
+  std::ifstream in(program, std::ios::binary);
+  Elf64_Ehdr header{};
+  in.read(reinterpret_cast<char*>(&header), sizeof header);
+  if (std::memcmp(&header, "#!", 2) == 0) {
+    std::string line, interpreter;
+    in.clear();
+    in.seekg(2);
+    std::getline(in, line);
+    std::istringstream(line) >> interpreter;
+    if (!interpreter.empty() && interpreter != program) require_preloadable(interpreter);
+    return;
+  }
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return;
+  if (header.e_ident[EI_CLASS] == ELFCLASS32) refuse(program, "is a program of 32 bits");
+  if (!names_loader(in, header)) refuse(program, "is statically linked");
+  if (changes_rights(program)) refuse(program, "runs with the rights of its owner (setuid or setgid)");
 }
 
 }  // namespace

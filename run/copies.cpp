@@ -8,6 +8,7 @@
 
 #include <penstock/core/fork.hpp>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -49,44 +50,77 @@ State& state_for(const void* real) {
   return *the_state;
 }
 
+/// Retained, and not given back. Null if the device has none that is active.
+Context primary_context(const Driver& driver, Ordinal device) {
+  unsigned flags = 0;
+  int active = 0;
+  Context context = nullptr;
+  if (driver.primary_ctx_get_state(device, &flags, &active) != kSuccess || active == 0) return nullptr;
+  return driver.primary_ctx_retain(&context, device) == kSuccess ? context : nullptr;
+}
+
 /// The copier of the current context. Null if that is not the primary context of its device.
 std::shared_ptr<DeviceCopier> current_copier(State& state) {
-  const Context context = state.driver.current_context();
+  Context context = nullptr;
   Ordinal device = -1;
-  if (context == nullptr || !state.driver.current_device(device)) return nullptr;
+  if (state.driver.ctx_get_current(&context) != kSuccess || context == nullptr ||
+      state.driver.ctx_get_device(&device) != kSuccess) {
+    return nullptr;
+  }
   const std::lock_guard lock(state.mutex);
   std::shared_ptr<DeviceCopier>& copier = state.devices[device];
   if (copier == nullptr) {
-    const Context primary = state.driver.primary_context(device);
+    const Context primary = primary_context(state.driver, device);
     if (primary == nullptr) return nullptr;
     copier = std::make_shared<DeviceCopier>(state.library, device, primary);
   }
   return copier->context() == context ? copier : nullptr;
 }
 
-/// True if both ends of [address, address + bytes) are pageable memory.
-bool is_pageable(const Driver& driver, Address address, std::size_t bytes) {
-  const auto is = [&driver](Address at) {
+/// What the driver says about an address.
+struct Pointer {
+  enum class Type : unsigned { pageable = 0, host = 1, device = 2 };
+
+  Context context = nullptr;  ///< null for memory of no one context
+  Type type = Type::pageable;
+  unsigned managed = 0;
+  Ordinal device = -1;
+};
+
+/// True if the driver knows both ends of [address, address + bytes), and `is` holds for them.
+bool are_ends(const Driver& driver, Address address, std::size_t bytes, FunctionRef<bool(const Pointer&)> is) {
+  constexpr std::array kAttributes = {1, 2, 8, 9};  // CUpointer_attribute, as Pointer has them
+  for (const Address at : {address, address + bytes - 1}) {
     Pointer pointer;
-    return driver.look_up(at, pointer) && pointer.type == Pointer::Type::pageable && pointer.managed == 0;
-  };
-  return is(address) && is(address + bytes - 1);
+    std::array<void*, 4> answers = {&pointer.context, &pointer.type, &pointer.managed, &pointer.device};
+    if (driver.pointer_get_attributes(4, kAttributes.data(), answers.data(), at) != kSuccess) return false;
+    if (pointer.managed != 0 || !is(pointer)) return false;
+  }
+  return true;
 }
 
-/// True if both ends are memory of the copier's device and of no other context.
+bool is_pageable(const Driver& driver, Address address, std::size_t bytes) {
+  return are_ends(driver, address, bytes,
+                  [](const Pointer& pointer) { return pointer.type == Pointer::Type::pageable; });
+}
+
+/// True for memory of the copier's device, and of no other context.
 bool is_memory_of(const DeviceCopier& copier, const Driver& driver, Address address, std::size_t bytes) {
-  const auto is = [&](Address at) {
-    Pointer pointer;
-    return driver.look_up(at, pointer) && pointer.type == Pointer::Type::device && pointer.managed == 0 &&
-           pointer.device == copier.device() &&
+  return are_ends(driver, address, bytes, [&](const Pointer& pointer) {
+    return pointer.type == Pointer::Type::device && pointer.device == copier.device() &&
            (pointer.context == nullptr || pointer.context == copier.context());
-  };
-  return is(address) && is(address + bytes - 1);
+  });
+}
+
+bool is_capturing(const Driver& driver, Stream stream) {
+  int status = 0;
+  return driver.stream_is_capturing(stream, &status) != kSuccess || status != 0;
 }
 
 bool is_of_context(const Driver& driver, Stream stream, Context context) {
   const bool is_default = reinterpret_cast<std::uintptr_t>(stream) <= 2;
-  return is_default || driver.context_of(stream) == context;
+  Context of = nullptr;
+  return is_default || (driver.stream_get_ctx(stream, &of) == kSuccess && of == context);
 }
 
 /// Who makes a copy, and which way it goes.
@@ -106,7 +140,7 @@ std::optional<Reason> reason_against(State& state, const CopyCall& call, Plan& p
   const SizeChoice choice = choose(state.figures.of_size(plan.to_host, call.bytes), call.bytes);
   if (choice == SizeChoice::leave) return Reason::slower;
   if (!is_memory_of(*plan.copier, state.driver, device, call.bytes)) return Reason::other_memory;
-  if (state.driver.is_capturing(call.stream)) return Reason::capture;
+  if (is_capturing(state.driver, call.stream)) return Reason::capture;
   if (!is_of_context(state.driver, call.stream, plan.copier->context())) return Reason::context;
   if (choice == SizeChoice::compare) return Reason::first;
   return plan.copier->opens() ? std::nullopt : std::optional(Reason::refused);
@@ -137,13 +171,13 @@ struct Attempt {
 /// Makes the copy if it is to be taken.
 Attempt attempt_copy(State& state, const CopyCall& call) {
   if (ended || inside || is_own_thread() || state.generation != fork_generation()) return {Reason::ending};
-  if (!state.driver) return {Reason::refused};
+  if (!state.driver.complete) return {Reason::refused};
   const Inside guard;
   const RelaxedCapture relaxed(state.driver);
   Plan plan;
   Attempt attempt{.against = reason_against(state, call, plan), .to_host = plan.to_host};
   if (attempt.against && attempt.against != Reason::first) return attempt;
-  attempt.idle = state.driver.is_idle(call.stream);
+  attempt.idle = state.driver.stream_query(call.stream) == kSuccess;
   if (attempt.against) return attempt;
   const auto begin = Clock::now();
   attempt.against = plan.copier->copy(call, plan.to_host);

@@ -15,64 +15,44 @@ using Stream = void*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kNotInitialized = 3;
+inline constexpr int kRelaxedCapture = 2;
 /// The default stream of the thread that names it.
 inline const auto kPerThreadStream = reinterpret_cast<Stream>(std::uintptr_t{2});
 
-/// What the driver says about an address.
-struct Pointer {
-  enum class Type : unsigned { pageable = 0, host = 1, device = 2 };
+/// X(member, name in the driver, version whose binary interface is meant, parameters)
+#define PENSTOCK_RUN_DRIVER(X)                                                                     \
+  X(pointer_get_attributes, cuPointerGetAttributes, 7000, (unsigned, const int*, void**, Address)) \
+  X(ctx_get_current, cuCtxGetCurrent, 4000, (Context*))                                            \
+  X(ctx_get_device, cuCtxGetDevice, 2000, (Ordinal*))                                              \
+  X(primary_ctx_get_state, cuDevicePrimaryCtxGetState, 7000, (Ordinal, unsigned*, int*))           \
+  X(primary_ctx_retain, cuDevicePrimaryCtxRetain, 7000, (Context*, Ordinal))                       \
+  X(stream_is_capturing, cuStreamIsCapturing, 10000, (Stream, int*))                               \
+  X(stream_get_ctx, cuStreamGetCtx, 9020, (Stream, Context*))                                      \
+  X(stream_query, cuStreamQuery, 2000, (Stream))                                                   \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, 10010, (int*))
 
-  Context context = nullptr;  ///< null for memory of no one context
-  Type type = Type::pageable;
-  unsigned managed = 0;
-  Ordinal device = -1;
-};
-
-/// The driver's own entries, never those that stand in for them. All calls report failure as a refusal to
-/// answer: false, or null.
-class Driver {
- public:
+/// The driver's own entries, never those that stand in for them.
+struct Driver {
   /// Of the library at `path`, which the program has loaded.
   explicit Driver(const std::string& path);
 
-  /// False if an entry is missing: then nothing below may be called.
-  [[nodiscard]] explicit operator bool() const noexcept { return complete_; }
-  [[nodiscard]] bool look_up(Address address, Pointer& pointer) const;
-  [[nodiscard]] Context current_context() const;
-  [[nodiscard]] bool current_device(Ordinal& device) const;
-  /// Retained, and not given back: only an active context is asked for.
-  [[nodiscard]] Context primary_context(Ordinal device) const;
-  [[nodiscard]] bool is_capturing(Stream stream) const;
-  [[nodiscard]] Context context_of(Stream stream) const;
-  [[nodiscard]] bool is_idle(Stream stream) const;
-  /// Sets which calls of this thread may end a capture of another one, and returns what was set.
-  int exchange_capture_mode(int mode) const;
-
- private:
-  bool complete_ = false;
-  Result (*pointer_get_attributes_)(unsigned, const int*, void**, Address) = nullptr;
-  Result (*ctx_get_current_)(Context*) = nullptr;
-  Result (*ctx_get_device_)(Ordinal*) = nullptr;
-  Result (*primary_ctx_get_state_)(Ordinal, unsigned*, int*) = nullptr;
-  Result (*primary_ctx_retain_)(Context*, Ordinal) = nullptr;
-  Result (*stream_is_capturing_)(Stream, int*) = nullptr;
-  Result (*stream_get_ctx_)(Stream, Context*) = nullptr;
-  Result (*stream_query_)(Stream) = nullptr;
-  Result (*exchange_capture_mode_)(int*) = nullptr;
+  bool complete = false;  ///< if not, some are null
+#define PENSTOCK_RUN_MEMBER(member, name, version, parameters) Result(*member) parameters = nullptr;
+  PENSTOCK_RUN_DRIVER(PENSTOCK_RUN_MEMBER)
+#undef PENSTOCK_RUN_MEMBER
 };
 
 /// While one lives, calls of this thread end no capture of another thread.
 class RelaxedCapture {
  public:
-  explicit RelaxedCapture(const Driver& driver) : driver_(driver), before_(driver.exchange_capture_mode(kRelaxed)) {}
-  ~RelaxedCapture() { driver_.exchange_capture_mode(before_); }
+  explicit RelaxedCapture(const Driver& driver) : driver_(driver) { driver_.exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() { driver_.exchange_capture_mode(&mode_); }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
-  static constexpr int kRelaxed = 2;
   const Driver& driver_;
-  const int before_;
+  int mode_ = kRelaxedCapture;
 };
 
 }  // namespace penstock::run

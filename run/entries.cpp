@@ -26,7 +26,6 @@ PENSTOCK_RUN_ASYNC_COPIES(DECLARE_COPY)
 #undef DECLARE_COPY
 EXPORT Result cuDevicePrimaryCtxReset_v2(penstock::run::Ordinal);
 EXPORT Result cuGetProcAddress(const char*, void**, int, Word);
-EXPORT Result cuGetProcAddress_ptsz(const char*, void**, int, Word);
 EXPORT Result cuGetProcAddress_v2(const char*, void**, int, Word, int*);
 EXPORT Result cuGetProcAddress_v2_ptsz(const char*, void**, int, Word, int*);
 
@@ -164,10 +163,6 @@ Result cuDevicePrimaryCtxReset_v2(Ordinal device) {
 Result cuGetProcAddress(const char* name, void** function, int version, Word flags) {
   const Result result = call_real(k_cuGetProcAddress, name, function, version, flags);
   return replace_answer(result, name, function, version, flags, DefaultStream::legacy);
-}
-Result cuGetProcAddress_ptsz(const char* name, void** function, int version, Word flags) {
-  const Result result = call_real(k_cuGetProcAddress_ptsz, name, function, version, flags);
-  return replace_answer(result, name, function, version, flags, DefaultStream::per_thread);
 }
 Result cuGetProcAddress_v2(const char* name, void** function, int version, Word flags, int* status) {
   const Result result = call_real(k_cuGetProcAddress_v2, name, function, version, flags, status);

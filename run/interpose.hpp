@@ -29,7 +29,6 @@ namespace penstock::run {
 #define PENSTOCK_RUN_OTHER_ENTRIES(X)                                                        \
   X(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, either)                      \
   X(cuGetProcAddress, cuGetProcAddress, 11030, legacy)                                       \
-  X(cuGetProcAddress_ptsz, cuGetProcAddress, 11030, per_thread)                              \
   X(cuGetProcAddress_v2, cuGetProcAddress, 12000, legacy)                                    \
   X(cuGetProcAddress_v2_ptsz, cuGetProcAddress, 12000, per_thread)
 
