@@ -43,13 +43,15 @@ struct Entry {
   const char* name;
   int since;
   DefaultStream default_stream;
-  void* ours;
+  void* (*ours)();
   std::atomic<void*> real = nullptr;
 };
 
 #define ENTRY(symbol, name, since, default_stream, ...) \
-  {#symbol, #name, since, DefaultStream::default_stream, reinterpret_cast<void*>(&::symbol)},
-Entry entries[] = {PENSTOCK_RUN_BLOCKING_COPIES(ENTRY) PENSTOCK_RUN_ASYNC_COPIES(ENTRY)
+  {#symbol, #name, since, DefaultStream::default_stream,                 \
+   [] { return reinterpret_cast<void*>(&::symbol); }},
+// Without a constructor: other libraries look functions up before this one is initialised.
+constinit Entry entries[] = {PENSTOCK_RUN_BLOCKING_COPIES(ENTRY) PENSTOCK_RUN_ASYNC_COPIES(ENTRY)
                        PENSTOCK_RUN_OTHER_ENTRIES(ENTRY)};
 #undef ENTRY
 
@@ -102,7 +104,7 @@ void replace(const char* name, int version, DefaultStream wanted, void** functio
     if (!fits || entry.since > version || std::string_view(entry.name) != name) continue;
     if (best == nullptr || entry.since > best->since) best = &entry;
   }
-  if (best != nullptr && keep_real(*best, *function)) *function = best->ours;
+  if (best != nullptr && keep_real(*best, *function)) *function = best->ours();
 }
 
 /// The same for the calls that cuGetProcAddress itself has in several forms.
@@ -124,8 +126,8 @@ Stream named(Stream stream, DefaultStream usual) {
 void* stand_in(const char* symbol, void* real) {
   for (Entry& entry : entries) {
     if (std::strcmp(entry.symbol, symbol) != 0) continue;
-    if (real == entry.ours) return real;  // the answer for RTLD_DEFAULT
-    return real != nullptr && keep_real(entry, real) ? entry.ours : nullptr;
+    if (real == entry.ours()) return real;  // the answer for RTLD_DEFAULT
+    return real != nullptr && keep_real(entry, real) ? entry.ours() : nullptr;
   }
   return nullptr;
 }
