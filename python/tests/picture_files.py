@@ -4,7 +4,10 @@ import io
 import tarfile
 
 import numpy as np
+import pytest
 from PIL import Image
+
+import penstock
 
 
 def encode(seed, form="JPEG"):
@@ -27,3 +30,17 @@ def write_tar(path, members, form=tarfile.DEFAULT_FORMAT):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
+
+
+def skip_without_decoders():
+    """A build goes on where libjpeg-turbo or libspng is not installed."""
+    for form in ("JPEG", "PNG"):
+        try:
+            penstock.Pictures([encode(0, form)])[0]
+        except penstock.Error as error:
+            if "was built without" not in str(error):
+                raise
+            pytest.skip(str(error), allow_module_level=True)
+
+
+skip_without_decoders()

@@ -19,6 +19,8 @@ from torchvision import transforms  # noqa: E402
 from torchvision.datasets import ImageFolder  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
+import picture_files  # noqa: E402, F401  (skips where pictures are not decoded)
+
 COUNT = 23
 SIZE = 24
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
