@@ -23,6 +23,7 @@ from ._loader.shared_dataset import SharedDataset
 from ._loader.tuning import Tuning
 from ._move.modules import move_
 from ._move.nests import register_batch_type
+from ._move.parking import Parked, ParkStatistics, park, parked, swap
 from ._move.saving import PendingSave, save_safetensors
 from ._move.transfers import to_device, to_host
 from ._move.weights import SafetensorsInfo, TensorInfo, load_safetensors, safetensors_info
@@ -42,6 +43,8 @@ __all__ = [
     "LoaderVerdict",
     "NotShardedWarning",
     "OutOfMemory",
+    "ParkStatistics",
+    "Parked",
     "PendingSave",
     "Pictures",
     "ProcessGroup",
@@ -57,10 +60,13 @@ __all__ = [
     "feed",
     "load_safetensors",
     "move_",
+    "park",
+    "parked",
     "register_batch_type",
     "relayed",
     "safetensors_info",
     "save_safetensors",
+    "swap",
     "to_device",
     "to_host",
     "worker_memory_limit",

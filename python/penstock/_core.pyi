@@ -135,6 +135,11 @@ class Engine:
     def reaches(self, other: Engine) -> bool:
         """Whether copies on this device can name memory of the other."""
 
+    def made(self, address: int) -> bool:
+        """
+        Whether an address of the device lies in a tensor that penstock has made.
+        """
+
     @property
     def spec(self) -> str: ...
 
@@ -291,6 +296,28 @@ def copy_weights(names: Sequence[str], arrays: list, opaque: Mapping[str, tuple[
     Copies tensors to where they lie in a .safetensors file. Blocks until the bytes are there.
     """
 
+class Passage:
+    """Bytes on their way into a ParkedBlock or out of it."""
+
+    def wait(self) -> None:
+        """Blocks until all bytes are there."""
+
+class ParkedBlock:
+    """Memory of the host for bytes of a device's tensors."""
+
+    def __init__(self, engine: Engine, bytes: int, pinned: bool) -> None: ...
+
+    def down(self, pieces: Sequence[tuple[int, int, int]]) -> Passage:
+        """
+        Copies pieces into the block: (address on the device, offset in the block, bytes).
+        """
+
+    def up(self, pieces: Sequence[tuple[int, int, int]]) -> Passage:
+        """Copies pieces back to the device."""
+
+    @property
+    def nbytes(self) -> int: ...
+
 class FilledSlot:
     """
     A slot that a worker process has filled. It is free when its arrays are gone.
@@ -365,6 +392,11 @@ def forks_are_workers(workers: bool) -> bool:
 
 def host_memory_bytes() -> int:
     """Memory of the host that this process may use."""
+
+def free_host_memory_bytes() -> int:
+    """
+    Memory of the host that this process may still take, as its control groups allow.
+    """
 
 class FixedBatches:
     """Memory at fixed addresses, for batches in turn."""

@@ -13,6 +13,7 @@
 #include "move/fetch.hpp"
 #include "move/filled_slot.hpp"
 #include "move/group.hpp"
+#include "move/parked_block.hpp"
 #include "move/weight_load.hpp"
 #include "move/weight_save.hpp"
 #include "warnings.hpp"
@@ -142,6 +143,7 @@ NB_MODULE(_core, module) {
   bind_fetch(module);
   bind_weight_load(module);
   bind_weight_save(module);
+  bind_parked_block(module);
   bind_shared_slots(module);
   bind_fixed_batches(module);
   bind_statistics(module);

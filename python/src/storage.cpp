@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <new>
 #include <utility>
 
@@ -15,6 +17,16 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+
+// The memory of all FrameworkStorage: its begin, and its end. Never destroyed: the last one may outlive it.
+struct Held {
+  std::mutex mutex;
+  std::map<const std::byte*, const std::byte*> ends;
+};
+Held& held() {
+  static Held& all = *new Held;
+  return all;
+}
 
 // Large results begin on a huge page, so that a first write makes 2 MiB of memory present and not 4 KiB.
 std::align_val_t alignment_of(std::size_t bytes, std::size_t least) noexcept {
@@ -65,11 +77,27 @@ HostStorage::HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t al
 
 HostStorage::~HostStorage() { ::operator delete(data_, alignment_); }
 
-FrameworkStorage::FrameworkStorage(dlpack::ManagedTensorVersioned* tensor) noexcept : tensor_(tensor) {
+FrameworkStorage::FrameworkStorage(dlpack::ManagedTensorVersioned* tensor) : tensor_(tensor) {
   data_ = static_cast<std::byte*>(tensor->tensor.data) + tensor->tensor.byte_offset;
+  std::size_t bytes = tensor->tensor.dtype.bits / 8;
+  for (std::int32_t axis = 0; axis < tensor->tensor.ndim; ++axis) {
+    bytes *= static_cast<std::size_t>(tensor->tensor.shape[axis]);
+  }
+  const std::lock_guard lock(held().mutex);
+  held().ends[data_] = data_ + bytes;
+}
+
+bool FrameworkStorage::any_holds(const std::byte* data) {
+  const std::lock_guard lock(held().mutex);
+  const auto after = held().ends.upper_bound(data);
+  return after != held().ends.begin() && data < std::prev(after)->second;
 }
 
 FrameworkStorage::~FrameworkStorage() {
+  if (fork_generation() == generation_) {  // in a child, a thread of the parent may have the lock
+    const std::lock_guard lock(held().mutex);
+    held().ends.erase(data_);
+  }
   if (tensor_->deleter != nullptr) tensor_->deleter(tensor_);
 }
 

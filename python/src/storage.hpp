@@ -57,11 +57,15 @@ class PinnedStorage final : public Storage {
 /// Memory that a framework allocated and handed over by DLPack.
 class FrameworkStorage final : public Storage {
  public:
-  explicit FrameworkStorage(dlpack::ManagedTensorVersioned* tensor) noexcept;
+  explicit FrameworkStorage(dlpack::ManagedTensorVersioned* tensor);
   ~FrameworkStorage() override;
+
+  /// True if `data` lies in memory of one of these. Thread-safe.
+  [[nodiscard]] static bool any_holds(const std::byte* data);
 
  private:
   dlpack::ManagedTensorVersioned* tensor_;
+  const std::uint64_t generation_ = fork_generation();
 };
 
 /// Device memory that other libraries may use on streams of their own.

@@ -127,6 +127,24 @@ double cgroup_memory() {
   return std::min(v1, v2);
 }
 
+/// The number after `name` in a file of lines "name number".
+double number_of(const std::string& path, std::string_view name, double otherwise) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(name)) continue;
+    const std::size_t digits = line.find_first_of("0123456789", name.size());
+    if (digits != std::string::npos) return number(line.substr(digits));
+  }
+  return otherwise;
+}
+
+/// What the limit of a control group leaves. Pages of files that nobody has read lately go first.
+double left_in_cgroup(const std::string& directory, const char* limit, const char* usage, const char* files) {
+  const double used = number(first_line(directory + usage));
+  if (!std::isfinite(used)) return std::numeric_limits<double>::infinity();
+  return number(first_line(directory + limit)) - used + number_of(directory + "/memory.stat", files, 0);
+}
+
 unsigned usable_processors() {
   const long online = sysconf(_SC_NPROCESSORS_ONLN);
   auto count = static_cast<unsigned>(std::max(online, 1L));
@@ -233,6 +251,20 @@ const HostTopology& host_topology() {
   static const auto* const topology =
       new HostTopology(read_topology());  // threads may outlive the program's end
   return *topology;
+}
+
+std::size_t free_host_memory() {
+  const double v2 = least_up_the_tree("/sys/fs/cgroup", cgroup_path(""), [](const std::string& directory) {
+    return left_in_cgroup(directory, "/memory.max", "/memory.current", "inactive_file ");
+  });
+  const double v1 =
+      least_up_the_tree("/sys/fs/cgroup/memory", cgroup_path("memory"), [](const std::string& directory) {
+        return left_in_cgroup(directory, "/memory.limit_in_bytes", "/memory.usage_in_bytes",
+                              "total_inactive_file ");
+      });
+  const double installed = static_cast<double>(host_topology().memory_bytes);
+  const double available = 1024 * number_of("/proc/meminfo", "MemAvailable:", installed / 1024);
+  return static_cast<std::size_t>(std::clamp(std::min({available, v1, v2}), 0.0, installed));
 }
 
 int numa_node_of_pci(const std::string& bus_id) {

@@ -32,6 +32,10 @@ struct HostTopology {
 /// Reads the host's topology. Thread-safe; the first call may take milliseconds, later ones are cached.
 [[nodiscard]] const HostTopology& host_topology();
 
+/// Bytes of memory that the process may still take: those that the kernel calls available, or what the limits
+/// of its control groups leave if this is less. Read anew at each call. Thread-safe.
+[[nodiscard]] std::size_t free_host_memory();
+
 /// NUMA node of the PCI device "0000:3b:00.0"; -1 if the system does not say. Thread-safe.
 [[nodiscard]] int numa_node_of_pci(const std::string& bus_id);
 

@@ -254,6 +254,7 @@ def _plain_tensor(name: str, tensor: Any, torch: Any) -> tuple[Any, Opaque | Non
     if why is not None:
         raise Unsupported(f"tensor '{name}' {why}.")
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain.data_ptr()  # raises if it is parked
     type_name = file_type(plain.dtype)
     if type_name is None:
         return plain, None

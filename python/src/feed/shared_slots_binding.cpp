@@ -115,6 +115,8 @@ void bind_shared_slots(nb::module_& module) {
   module.def(
       "host_memory_bytes", [] { return host_topology().memory_bytes; },
       "Memory of the host that this process may use.");
+  module.def("free_host_memory_bytes", &free_host_memory,
+             "Memory of the host that this process may still take, as its control groups allow.");
 }
 
 }  // namespace penstock::python

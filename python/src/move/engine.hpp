@@ -48,6 +48,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
                             const FilledSlot* slot = nullptr, FixedBatches* fixed = nullptr);
   /// True if `data` is memory of this device. For host devices, whose memory is also the host's.
   [[nodiscard]] bool owns(const void* data) const;
+  /// True if `data` is device memory of a result of ours.
+  [[nodiscard]] bool made(const std::byte* data) const {
+    return is_cuda() ? FrameworkStorage::any_holds(data) : owns(data);
+  }
   /// Copies arrays of this device to the host. Blocks until the bytes are there. If it throws, nothing is on
   /// its way any more either.
   void fetch(const std::vector<Fetch>& fetches);

@@ -6,6 +6,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace penstock::python {
@@ -34,6 +36,12 @@ void bind_engine(nb::module_& module) {
           "reaches",
           [](const Engine& self, const Engine& other) { return self.device().can_reach(other.device()); },
           nb::arg("other"), "Whether copies on this device can name memory of the other.")
+      .def(
+          "made",
+          [](const Engine& self, std::uintptr_t address) {
+            return self.made(reinterpret_cast<const std::byte*>(address));
+          },
+          nb::arg("address"), "Whether an address of the device lies in a tensor that penstock has made.")
       .def_prop_ro("spec", [](const Engine& engine) { return engine.info().spec; })
       .def_prop_ro("memory_bytes", [](const Engine& engine) { return engine.device().memory().total; })
       .def_prop_ro("numa_node", [](const Engine& engine) { return engine.info().numa_node; })

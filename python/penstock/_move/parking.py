@@ -1,0 +1,338 @@
+"""park and swap: state leaves the GPU, and comes back as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .. import _core
+from .._engines import engine_of_gpu
+from .._errors import Closed, InvalidArgument, OutOfMemory, note, out_of_memory
+from .parts import Found, Part, find_storages, make_parts, why_not_emptied
+
+
+@dataclasses.dataclass(frozen=True)
+class ParkStatistics:
+    """What a Parked holds, and what its latest trips took. A trip that was not made has zeros."""
+
+    bytes: int = 0
+    """Of the storages that are parked."""
+    host_bytes: int = 0
+    """Held on the host for them."""
+    down_bytes: int = 0
+    """That the latest `park` copied to the host."""
+    down_seconds: float = 0.0
+    """Of the latest `park`; with the time to pin memory, if it took some."""
+    up_bytes: int = 0
+    up_seconds: float = 0.0
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes that the latest `park` did not copy, by reason: "frozen", "on the host"."""
+
+    @property
+    def down_gbps(self) -> float:
+        return self.down_bytes / self.down_seconds / 1e9 if self.down_seconds else 0.0
+
+    @property
+    def up_gbps(self) -> float:
+        return self.up_bytes / self.up_seconds / 1e9 if self.up_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return {**dataclasses.asdict(self), "down_gbps": self.down_gbps, "up_gbps": self.up_gbps}
+
+
+class Parked:
+    """State that `park` took off the GPU. Its bytes are here: keep it until `resume`. Thread-safe."""
+
+    def __init__(self, things: Any, where: str = "pinned", skip_frozen: bool = False) -> None:
+        if where not in ("pinned", "pageable"):
+            raise InvalidArgument(f"where is 'pinned' or 'pageable', not {where!r}.")
+        if "torch" not in sys.modules:
+            raise TypeError(f"park takes tensors of PyTorch and what holds some, not a {type(things).__name__}.")
+        self._things = things
+        self._pinned = where == "pinned"
+        self._skip_frozen = skip_frozen
+        self._parts: list[Part] = []
+        self._stats = ParkStatistics()
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+
+    @property
+    def is_parked(self) -> bool:
+        """True until `resume` has brought everything back."""
+        return any(part.is_down for part in self._parts)
+
+    def park(self) -> Parked:
+        """Take the state off the GPU, as `penstock.park` does. Does nothing if it is parked."""
+        with self._held():
+            if not self.is_parked:
+                self._leave()
+        return self
+
+    def resume(self) -> None:
+        """Bring the state back. Blocks until it is there. Does nothing if it is there already.
+
+        Memory on the device comes from PyTorch's allocator, behind the work that is queued on PyTorch's current stream.
+        The memory on the host stays, for the next `park`. Raises OutOfMemory, with the bytes, if there is no room on
+        the device. After that and any other error everything stays parked, and a later `resume` may succeed.
+        """
+        with self._held():
+            if self.is_parked:
+                self._come_back()
+
+    def stats(self) -> ParkStatistics:
+        """What it holds, and what the latest trips took."""
+        return self._stats
+
+    def __repr__(self) -> str:
+        stats, state = self._stats, "parked" if self.is_parked else "resumed"
+        rates = f"down {stats.down_gbps:.1f} GB/s, up {stats.up_gbps:.1f} GB/s"
+        return f"<penstock.Parked: {state}, {stats.bytes / 1e9:.3f} GB, {rates}>"
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        if self._process != os.getpid():
+            raise Closed("This state was parked by another process, from which this one was forked: resume it there.")
+        with self._lock:
+            yield
+
+    def _leave(self) -> None:
+        began = time.perf_counter()
+        found, skipped = self._plan()
+        down_bytes = _bytes_to_copy(self._parts)
+        passages: list[_core.Passage] = []
+        try:
+            for part in self._parts:
+                passages.append(part.down())
+            _wait(passages)
+        except BaseException:
+            _end(passages)
+            self._parts = [part for part in self._parts if part.has_block]
+            raise
+        for part in self._parts:
+            part.empty()
+        self._has_left(found, skipped, down_bytes, time.perf_counter() - began)
+
+    def _come_back(self) -> None:
+        began = time.perf_counter()
+        passages: list[_core.Passage] = []
+        try:
+            for part in self._parts:
+                passages.append(part.up())
+            _wait(passages)
+        except BaseException as error:
+            _end(passages)
+            for part in self._parts:
+                part.empty()
+            if isinstance(error, OutOfMemory):
+                raise self._no_room(error) from error
+            raise
+        self._has_come(time.perf_counter() - began)
+
+    def _plan(self) -> tuple[dict[int, Found], dict[str, int]]:
+        """Makes the parts those of what is to be parked now. Raises before anything is moved."""
+        found: dict[int, Found] = {}
+        skipped: dict[str, int] = {}
+        engines = {}
+        for each in find_storages(self._things):
+            engine = engine_of(each.storage.device)
+            if engine is None:
+                skipped["on the host"] = skipped.get("on the host", 0) + each.storage.nbytes()
+                continue
+            why = why_not_emptied(each.storage, engine)
+            if why is not None:
+                raise InvalidArgument(f"{each.name} cannot be parked: it {why}.")
+            key = each.storage._cdata
+            found[key], engines[key] = each, engine
+        kept = self._keep_slots(found)
+        new = [key for key in found if key not in kept]
+        parts = make_parts([found[key] for key in new], [engines[key] for key in new], self._pinned)
+        _refuse_without_room(parts, self._pinned)
+        self._parts += parts
+        frozen = sum(slot.bytes for slot in kept.values() if slot.stamp is not None)
+        return found, {**skipped, "frozen": frozen} if frozen else skipped
+
+    def _keep_slots(self, found: dict[int, Found]) -> dict[int, Any]:
+        """Drops the slots of storages that are gone or have changed their size, and has the others copied again unless
+        they are frozen and unwritten."""
+        kept = {}
+        for part in self._parts:
+            part.slots = [s for s in part.slots if s.key in found and s.bytes == found[s.key].storage.nbytes()]
+            for slot in part.slots:
+                each = kept[slot.key] = slot, found[slot.key]
+                if not (self._skip_frozen and each[1].is_frozen and slot.stamp == each[1].stamp):
+                    slot.stamp = None
+        self._parts = [part for part in self._parts if part.slots]
+        return {key: slot for key, (slot, _) in kept.items()}
+
+    def _has_left(self, found: dict[int, Found], skipped: dict[str, int], down_bytes: int, seconds: float) -> None:
+        for part in self._parts:
+            for slot in part.slots:
+                slot.note(found[slot.key])
+        self._stats = dataclasses.replace(
+            self._stats,
+            bytes=sum(part.bytes for part in self._parts),
+            host_bytes=sum(part.host_bytes for part in self._parts),
+            down_bytes=down_bytes,
+            down_seconds=seconds,
+            skipped=skipped,
+        )
+
+    def _has_come(self, seconds: float) -> None:
+        self._stats = dataclasses.replace(self._stats, up_bytes=self._stats.bytes, up_seconds=seconds)
+
+    def _no_room(self, error: OutOfMemory) -> OutOfMemory:
+        refused = out_of_memory(
+            f"There is no room on the device for the {self._stats.bytes} bytes of what was parked. They stay parked: "
+            f"free memory there, and call resume() again. {error}"
+        )
+        refused.asked = self._stats.bytes
+        return refused
+
+
+def park(things: Any, where: str = "pinned", *, skip_frozen: bool = False) -> Parked:
+    """Take the tensors of modules, optimizers and nests off their GPUs, and return what brings them back.
+
+    All bytes of their storages are copied to memory of the host. Then PyTorch's allocator has the GPU's memory: give it
+    to other processes by `torch.cuda.empty_cache()`. Parameters, buffers, gradients and optimizer state stay the same
+    objects, with their views, ties, hooks and `requires_grad`; a graph of autograd that has saved them stays valid.
+    `Parked.resume()` gives each storage memory and its bytes again, at another address. Until then PyTorch raises an
+    error for what uses them. Tensors on the host stay there.
+
+    The copies come after the work that is queued on PyTorch's current stream. Work on other streams must be done. The
+    host blocks until the bytes are on the host. Only one thread may use the tensors during the call.
+
+    `where`: "pinned" is page-locked memory of penstock's pools, of the exact size, at the speed of the link. The Parked
+    keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory.
+
+    `skip_frozen`: if True, a later `park()` of the same Parked does not copy parameters again that require no gradient
+    and that PyTorch has not written since. Their copy on the host stays valid. PyTorch counts no writes through `.data`
+    nor by kernels of other libraries: leave it False if frozen parameters may be written that way.
+
+    Raises InvalidArgument, with the name, for a tensor that cannot be parked: one in memory of another library or
+    process or of a CUDA graph, a sparse one, or one that is parked already. Raises TypeError for other things,
+    OutOfMemory if the host has no room, DeviceError. After an error everything is as it was.
+    """
+    return Parked(things, where, skip_frozen).park()
+
+
+@contextlib.contextmanager
+def parked(things: Any, where: str = "pinned") -> Iterator[Parked]:
+    """A context in which `things` are parked; see `park`. They come back at its end."""
+    state = park(things, where)
+    try:
+        yield state
+    finally:
+        state.resume()
+
+
+def swap(out: Any, in_: Parked) -> Parked:
+    """Park `out` while `in_` comes back, and return what brings `out` back.
+
+    `out`: what `park` takes, or a Parked that was resumed, whose memory on the host is used again. Both directions of
+    the link are used at once. A part of `in_` takes memory once parts of `out` have freed as much, so both need not fit
+    on the GPU. Blocks until both are done. Raises as `park` and `resume` do. After an error both are as they were.
+    """
+    if not isinstance(in_, Parked):
+        raise TypeError(f"swap brings back a penstock.Parked, not a {type(in_).__name__}.")
+    leaving = out if isinstance(out, Parked) else Parked(out)
+    if leaving is in_:
+        raise InvalidArgument("swap takes two states: what leaves is what comes back.")
+    first, second = sorted((leaving, in_), key=id)
+    with first._held(), second._held():
+        if leaving.is_parked or not in_.is_parked:
+            leaving.park()
+            in_.resume()
+        else:
+            _exchange(leaving, in_)
+    return leaving
+
+
+def _exchange(leaving: Parked, coming: Parked) -> None:
+    began = time.perf_counter()
+    found, skipped = leaving._plan()
+    for part in leaving._parts:
+        part.block()  # takes memory of the host before anything is moved
+    down_bytes = _bytes_to_copy(leaving._parts)
+    waiting = list(coming._parts)
+    passages: list[_core.Passage] = []
+    room: dict[str, int] = {}
+    try:
+        downs = []
+        for part in leaving._parts:
+            downs.append(part.down())
+            passages.append(downs[-1])
+        for part, down in zip(leaving._parts, downs, strict=True):
+            down.wait()
+            part.empty()
+            room[part.engine.spec] = room.get(part.engine.spec, 0) + part.bytes
+            while waiting and waiting[0].bytes <= room.get(waiting[0].engine.spec, 0):
+                room[waiting[0].engine.spec] -= waiting[0].bytes
+                passages.append(waiting.pop(0).up())
+        passages += [part.up() for part in waiting]
+        _wait(passages)
+    except BaseException as error:
+        _end(passages)
+        _undo(leaving, coming, error)
+        if isinstance(error, OutOfMemory):
+            raise coming._no_room(error) from error
+        raise
+    seconds = time.perf_counter() - began
+    leaving._has_left(found, skipped, down_bytes, seconds)
+    coming._has_come(seconds)
+
+
+def _undo(leaving: Parked, coming: Parked, error: BaseException) -> None:
+    """After an error in the midst of a swap."""
+    for part in coming._parts:
+        part.empty()
+    gone, passages = [part for part in leaving._parts if part.is_down], []
+    try:
+        for part in gone:
+            passages.append(part.up())
+        _wait(passages)
+    except BaseException as again:
+        _end(passages)
+        for part in gone:
+            part.empty()
+        error.parked = leaving  # type: ignore[attr-defined]
+        note(error, f"What was to leave is parked in part, and did not come back ({again}): error.parked.resume().")
+
+
+def engine_of(device: Any) -> _core.Engine | None:
+    """The engine that moves what is on a device of PyTorch; None if it is not on a GPU."""
+    return engine_of_gpu(device.index) if device.type == "cuda" else None
+
+
+def _bytes_to_copy(parts: list[Part]) -> int:
+    return sum(slot.bytes for part in parts for slot in part.slots if slot.stamp is None)
+
+
+def _refuse_without_room(parts: list[Part], pinned: bool) -> None:
+    asked, free = sum(part.host_bytes for part in parts), _core.free_host_memory_bytes()
+    if asked <= free:
+        return
+    refused = out_of_memory(
+        f"{asked} bytes are to be parked, and this process can take {free} more of the host. Nothing was moved. Free "
+        "memory there, raise the container's limit, or park less."
+    )
+    refused.asked, refused.free = asked, free
+    raise refused
+
+
+def _wait(passages: Iterable[_core.Passage]) -> None:
+    for passage in passages:
+        passage.wait()
+
+
+def _end(passages: list[_core.Passage]) -> None:
+    """Waits until nothing is on its way any more. What failed has ended."""
+    for passage in passages:
+        with contextlib.suppress(Exception):
+            passage.wait()

@@ -1,0 +1,243 @@
+"""The storages of PyTorch that leave a GPU together, and their places on the host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .. import _core
+from .._checks import has
+from .._errors import InvalidArgument, allocator_out_of_memory
+from .nests import parts_of
+
+# Parts are enqueued and freed one by one. One copy is at the link's rate from some MiB on.
+_PART_BYTES = 256 << 20
+_ALIGNMENT = 256
+
+
+class Found:
+    """A storage, and the tensors of a nest that lie in it."""
+
+    def __init__(self, name: str, storage: Any) -> None:
+        self.name = name
+        self.storage = storage
+        self.tensors: list[Any] = []
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if all tensors are parameters that nobody trains, of which PyTorch counts the writes."""
+        parameter = sys.modules["torch"].nn.Parameter
+        return all(isinstance(t, parameter) and not (t.requires_grad or t.is_inference()) for t in self.tensors)
+
+    @property
+    def stamp(self) -> tuple[tuple[int, int], ...]:
+        """Differs if PyTorch has written to a tensor meanwhile, or if there are other ones."""
+        return tuple((id(tensor), tensor._version) for tensor in self.tensors)
+
+
+class Slot:
+    """A storage, and its place in a block of the host."""
+
+    def __init__(self, found: Found, offset: int) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        self.name = found.name
+        self.bytes = found.storage.nbytes()
+        self.offset = offset
+        self.is_down = False
+        self.stamp: Any = None  # of the bytes in the block; None: they may be others than the storage's
+        self._storage = StorageWeakRef(found.storage)
+        self._frozen: list[Any] = []  # their ids stay theirs
+
+    @property
+    def key(self) -> int:
+        return self._storage.cdata
+
+    @property
+    def storage(self) -> Any:
+        """None if the program has dropped it."""
+        return sys.modules["torch"].UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+
+    def note(self, found: Found) -> None:
+        """The block has the bytes of the storage, as it is here."""
+        self.stamp, self._frozen = (found.stamp, found.tensors) if found.is_frozen else (None, [])
+
+
+class Part:
+    """Storages of one device that travel together, and their block on the host."""
+
+    def __init__(self, engine: _core.Engine, pinned: bool, found: list[Found]) -> None:
+        self.engine = engine
+        self.slots: list[Slot] = []
+        self._pinned = pinned
+        self._block: _core.ParkedBlock | None = None
+        self.host_bytes = 0
+        for each in found:
+            self.slots.append(Slot(each, self.host_bytes))
+            self.host_bytes += -(-each.storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def bytes(self) -> int:
+        return sum(slot.bytes for slot in self.slots)
+
+    @property
+    def is_down(self) -> bool:
+        return any(slot.is_down for slot in self.slots)
+
+    @property
+    def has_block(self) -> bool:
+        return self._block is not None
+
+    def block(self) -> _core.ParkedBlock:
+        if self._block is None:
+            self._block = _core.ParkedBlock(self.engine, self.host_bytes, self._pinned)
+        return self._block
+
+    def down(self) -> _core.Passage:
+        """Enqueues the copy of what the block does not have."""
+        block = self.block()
+        return block.down(
+            [(slot.storage.data_ptr(), slot.offset, slot.bytes) for slot in self.slots if slot.stamp is None]
+        )
+
+    def empty(self) -> None:
+        """Frees the memory on the device. Nothing on its way may use it."""
+        for slot in self.slots:
+            storage = slot.storage
+            if storage is None:
+                continue
+            _allow_use(storage)  # it may be empty already
+            _give_memory_back(storage)
+            _refuse_use(storage, slot.name)
+            slot.is_down = True
+
+    def up(self) -> _core.Passage:
+        """Takes memory on the device, and enqueues the copy of what is in the block. Raises OutOfMemory."""
+        pieces = []
+        for slot in self.slots:
+            storage = slot.storage
+            if storage is not None and slot.is_down:
+                _allow_use(storage)
+                _take_memory(storage, slot.bytes)
+                pieces.append((storage.data_ptr(), slot.offset, slot.bytes))
+        passage = self.block().up(pieces)
+        for slot in self.slots:
+            slot.is_down = False
+        return passage
+
+
+def _give_memory_back(storage: Any) -> None:
+    if storage.resizable():
+        storage.resize_(0)
+    else:  # a part of a block of ours, which is free when the last of its tensors is gone
+        storage._swap_data_ptr_(sys.modules["torch"].UntypedStorage(0, device=storage.device))
+
+
+def _take_memory(storage: Any, count: int) -> None:
+    try:
+        storage.resize_(count)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        raise allocator_out_of_memory(error) from error
+
+
+def _refuse_use(storage: Any, name: str) -> None:
+    """Has PyTorch raise an error that names the tensor. Without it, PyTorch reads from address 0."""
+    functions = sys.modules["torch"]._C
+    if hasattr(functions, "_clear_storage_data_ptr_access_error_msg"):
+        functions._set_storage_data_ptr_access_error_msg(
+            storage._cdata,
+            f"{name} is parked: its bytes are on the host. Call resume() of its penstock.Parked before it is used.",
+        )
+
+
+def _allow_use(storage: Any) -> None:
+    functions = sys.modules["torch"]._C
+    if hasattr(functions, "_clear_storage_data_ptr_access_error_msg"):
+        functions._clear_storage_data_ptr_access_error_msg(storage._cdata)
+
+
+def make_parts(found: list[Found], engines: list[_core.Engine], pinned: bool) -> list[Part]:
+    """Parts for these storages, each with its engine. Gradients, which come and go, have parts of their own."""
+    parts, open_parts = [], {}
+    for each, engine in zip(found, engines, strict=True):
+        kind = (engine.spec, each.name.endswith(".grad"))
+        together = open_parts.setdefault(kind, [])
+        if together and sum(other.storage.nbytes() for other in together) + each.storage.nbytes() > _PART_BYTES:
+            parts.append(Part(engine, pinned, together))
+            together = open_parts[kind] = []
+        together.append(each)
+    by_spec = {engine.spec: engine for engine in engines}
+    parts += [Part(by_spec[spec], pinned, together) for (spec, _), together in open_parts.items()]
+    return parts
+
+
+def find_storages(things: Any) -> list[Found]:
+    """The storages of all tensors of a nest, each once. Raises InvalidArgument, with the name, for a tensor that cannot
+    be parked, and TypeError for something else than modules, optimizers, tensors and nests of them."""
+    found: dict[int, Found] = {}
+    for name, tensor in _named(things, "", {}):
+        why = _why_not(tensor)
+        if why is not None:
+            raise InvalidArgument(f"{name or 'the tensor'} cannot be parked: it {why}.")
+        storage = tensor.untyped_storage()
+        if tensor.is_meta or storage.nbytes() == 0:
+            continue
+        at = found.setdefault(storage._cdata, Found(name or "the tensor", storage))
+        if not any(tensor is other for other in at.tensors):
+            at.tensors.append(tensor)
+    return list(found.values())
+
+
+def why_not_emptied(storage: Any, engine: _core.Engine) -> str | None:
+    """Says why the storage's memory cannot be given back; None if it can."""
+    if storage.resizable() or (engine.made(storage.data_ptr()) and has(storage, "_swap_data_ptr_")):
+        return None
+    return "lies in memory of another library or process. Clone it"
+
+
+def _why_not(tensor: Any) -> str | None:
+    torch = sys.modules["torch"]
+    if torch.nn.parameter.is_lazy(tensor):
+        return "has no shape yet. Call the module once with a batch"
+    if tensor.layout is not torch.strided:
+        return f"is sparse ({tensor.layout}). Park its indices and values"
+    if tensor.device.type not in ("cpu", "cuda", "meta"):
+        return f"is on {tensor.device}, and not on a GPU that penstock knows"
+    if tensor.numel() and not tensor.is_meta and tensor.untyped_storage().nbytes() == 0:
+        return "has no memory. It is parked already, or something else has emptied its storage, such as FSDP"
+    return None
+
+
+def _named(value: Any, name: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    """The plain tensors of a nest, with gradients, by their places. Nothing is met twice."""
+    torch = sys.modules["torch"]
+    if id(value) in seen:
+        return
+    is_whole = not seen
+    seen[id(value)] = value  # or its id could become another's
+    dot = f"{name}." if name else ""
+    children: Iterator[tuple[str, Any]]
+    if isinstance(value, torch.Tensor):
+        inner = value.__tensor_flatten__()[0] if has(value, "__tensor_flatten__") else None
+        if inner is None:
+            yield name, value
+        else:  # DTensor and other tensors around tensors
+            yield from _named([getattr(value, part) for part in inner], name, seen)
+        children = iter([(f"{name or 'tensor'}.grad", value.grad)] if value.is_leaf else [])
+    elif isinstance(value, torch.nn.Module):
+        children = ((dot + key, tensor) for key, tensor in (*value.named_parameters(), *value.named_buffers()))
+    elif isinstance(value, torch.optim.Optimizer):
+        groups = [(f"{dot}param_groups[{place}]", group) for place, group in enumerate(value.param_groups)]
+        children = iter(groups + [(f"{dot}state[{place}]", each) for place, each in enumerate(value.state.values())])
+    elif isinstance(value, dict):
+        children = ((f"{name}[{key!r}]", each) for key, each in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        children = ((f"{name}[{place}]", each) for place, each in enumerate(value))
+    else:
+        parts = parts_of(value)
+        if parts is None and is_whole:
+            raise TypeError(f"park takes modules, optimizers, tensors and nests of them, not {value!r}.")
+        children = iter([] if parts is None else [(name, parts[0])])
+    for place, child in children:
+        yield from _named(child, place, seen)

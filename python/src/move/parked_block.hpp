@@ -1,0 +1,66 @@
+#pragma once
+
+#include "move/engine.hpp"
+
+#include <penstock/device/memory_kind.hpp>
+#include <penstock/transfer/transfer.hpp>
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace penstock::python {
+
+/// The copies of one ParkedBlock in one direction. The last owner waits for their end.
+class Passage {
+ public:
+  Passage(Transfer transfer, std::shared_ptr<Storage> memory)
+      : transfer_(std::move(transfer)), memory_(std::move(memory)) {}
+  ~Passage();
+  Passage(Passage&& other) noexcept = default;
+  Passage& operator=(Passage&&) = delete;
+
+  /// Blocks until all bytes are there. Throws as Transfer::synchronize.
+  void wait() const;
+
+ private:
+  Transfer transfer_;
+  std::shared_ptr<Storage> memory_;  ///< null once moved from
+};
+
+/// Memory of the host that holds bytes of a device's tensors while these are parked.
+class ParkedBlock {
+ public:
+  /// A piece: its address on the device, its place in the block, and its bytes.
+  using Piece = std::tuple<std::uintptr_t, std::size_t, std::size_t>;
+
+  /// `pinned`: locked, from the engine's pool. Blocks the host. Throws OutOfMemory.
+  ParkedBlock(std::shared_ptr<Engine> engine, std::size_t bytes, bool pinned);
+
+  /// Copies pieces into the block, or out of it. Both ends stay in use until the passage is done. The copies
+  /// come after the work that is queued on PyTorch's current stream. Does not block the host.
+  [[nodiscard]] Passage down(const std::vector<Piece>& pieces) const {
+    return copy(pieces, CopyDirection::d2h);
+  }
+  [[nodiscard]] Passage up(const std::vector<Piece>& pieces) const {
+    return copy(pieces, CopyDirection::h2d);
+  }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  [[nodiscard]] Passage copy(const std::vector<Piece>& pieces, CopyDirection direction) const;
+
+  std::shared_ptr<Engine> engine_;
+  std::size_t bytes_;
+  MemoryKind kind_;
+  std::shared_ptr<Storage> memory_;
+};
+
+void bind_parked_block(nb::module_& module);
+
+}  // namespace penstock::python

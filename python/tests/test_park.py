@@ -1,0 +1,500 @@
+"""park, resume and swap. A host device moves tensors on the CPU as a GPU would, copies late or not."""
+
+import copy
+import itertools
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import penstock
+from penstock import _core
+from penstock._engines import engine_for
+from penstock._move import parking as _parking
+from penstock._move import parts as _parts
+from support import is_gpu, place, same
+from test_move import Tied
+
+
+def bytes_of(storage):
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def put_on(device, storage, parts):
+    """Gives a storage of PyTorch's memory of a host device, which has the bytes of `parts`."""
+    storage._swap_data_ptr_(penstock.to_device(parts, device).untyped_storage())
+
+
+@pytest.fixture
+def home(device, monkeypatch):
+    """Where the tensors are that are parked. For those on the CPU, a host device has memory in place of a GPU."""
+    if not is_gpu(device):
+        engine, find = engine_for(device), _parking.find_storages
+
+        def find_storages(things):
+            found = find(things)
+            for storage in (each.storage for each in found):
+                if storage.resizable():
+                    put_on(device, storage, bytes_of(storage))
+            return found
+
+        def take_memory(storage, count):
+            put_on(device, storage, torch.full((count,), 170, dtype=torch.uint8))
+
+        def give_back(storage):
+            bytes_of(storage).fill_(171)  # what is still to be copied then is wrong
+            give_memory_back(storage)
+
+        give_memory_back = _parts._give_memory_back
+        monkeypatch.setattr(_parts, "_give_memory_back", give_back)
+        monkeypatch.setattr(_parking, "engine_of", lambda _: engine)
+        monkeypatch.setattr(_parking, "find_storages", find_storages)
+        monkeypatch.setattr(_parts, "_take_memory", take_memory)
+    return place(device)
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(_parts, "_PART_BYTES", 3000)
+
+
+def trained(home, steps=3, **options):
+    """A module with tied weights, views and gradients, and its optimizer with state."""
+    torch.manual_seed(steps)
+    module = Tied().to(home)
+    module.head.weight = module.embedding.weight
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=0.1, **options)
+    for _ in range(steps):
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.rand_like(parameter)
+        optimizer.step()
+    return module, optimizer
+
+
+def tensors_in(things):
+    return dict(_parts._named(things, "", {}))
+
+
+def seen(things):
+    """All that can be seen of the tensors but their addresses."""
+    tensors = tensors_in(things)
+    first = {}
+    return {
+        name: (
+            *(id(t), type(t), t.dtype, t.shape, t.stride(), t.storage_offset(), t.requires_grad, t._version),
+            first.setdefault(t.untyped_storage()._cdata, name),
+        )
+        for name, t in tensors.items()
+    }, {name: t.detach().clone() for name, t in tensors.items()}
+
+
+def bytes_held(things):
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(things).values()}
+    return sum(storages.values())
+
+
+def assert_as_it_was(things, before):
+    after = seen(things)
+    assert after[0] == before[0]
+    assert same(after[1], before[1])
+
+
+def test_everything_comes_back(home, small_parts):
+    things = trained(home)
+    before, whole = seen(things), bytes_held(things)
+    for where in ("pinned", "pageable"):
+        parked = penstock.park(things, where)
+        assert parked.is_parked and bytes_held(things) == 0
+        parked.resume()
+        assert not parked.is_parked
+        assert_as_it_was(things, before)
+    if home == "cpu":  # Adam's `step` stays on the host
+        assert parked.stats().bytes == whole
+        assert "on the host" not in parked.stats().skipped
+    assert parked.stats().down_bytes == parked.stats().up_bytes == parked.stats().bytes
+
+
+def test_training_goes_on(home, small_parts):
+    (module, optimizer), (other, other_optimizer) = trained(home), trained(home)
+    calls = []
+    module.large.register_hook(lambda gradient: calls.append("hook"))
+    x = torch.rand(4, 20, device=home)
+    parked = None
+    for _ in range(3):
+        for one, its in ((module, optimizer), (other, other_optimizer)):
+            its.zero_grad()  # gradients are other tensors in each step
+            (one.head(x).square().sum() + one.large.square().sum() + one.columns.sum()).backward()
+            its.step()
+        parked = penstock.park((module, optimizer)) if parked is None else parked.park()
+        parked.resume()
+    assert same(dict(module.state_dict()), dict(other.state_dict())) and calls == ["hook"] * 3
+    assert parked.stats().host_bytes <= parked.stats().bytes + 256 * 40
+
+
+def test_a_graph_stays_valid(home):
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(home)
+    other, x = copy.deepcopy(module), torch.rand(5, 8, device=home)
+    losses = [one(x).sum() for one in (module, other)]
+    with penstock.parked(module) as parked:
+        with pytest.raises(RuntimeError, match=r"is parked|storage of size 0"):  # that of a view
+            losses[0].backward(retain_graph=True)
+        assert parked.is_parked
+    for loss in losses:
+        loss.backward()
+    assert same([p.grad for p in module.parameters()], [p.grad for p in other.parameters()])
+
+
+USES = {
+    "add": lambda t: t + 1,
+    "in place": lambda t: t.mul_(2),
+    "matmul": lambda t: t @ t,
+    "cpu": lambda t: t.to("cpu", torch.float64),
+    "item": lambda t: t.sum().item(),
+    "clone": copy.deepcopy,
+    "repr": repr,
+    "address": lambda t: t.data_ptr(),
+    "save": lambda t: torch.save(t, os.devnull),
+    "to_host": penstock.to_host,
+    "save_safetensors": lambda t: penstock.save_safetensors({"t": t}, "/dev/null/none"),
+    "to_device": lambda t: penstock.to_device(t, "host"),
+    "dlpack": torch.from_dlpack,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_use_of_a_parked_tensor_is_an_error_that_says_so(home, use):
+    if home == "cpu" and use in ("to_host", "to_device"):
+        pytest.skip("they leave it as it is")
+    tensors = {"weights": torch.rand(3, 3, device=home)}
+    expected = tensors["weights"].clone()
+    message = r"\['weights'\] is parked: .* Call resume\(\)"
+    with penstock.parked(tensors), pytest.raises(Exception, match=message):
+        USES[use](tensors["weights"])
+    assert torch.equal(tensors["weights"], expected)
+    assert torch.equal(tensors["weights"] + 1, expected + 1)
+
+
+def test_a_second_park_and_a_second_resume(home):
+    things = trained(home)
+    before = seen(things)
+    parked = penstock.park(things)
+    assert parked.park() is parked
+    with pytest.raises(
+        penstock.InvalidArgument, match=r"\[0\]\.\w+\.?\w* cannot be parked: it has no memory. It is par"
+    ):
+        penstock.park(things)
+    parked.resume()
+    parked.resume()
+    assert_as_it_was(things, before)
+
+
+def test_a_resume_in_another_thread(home, small_parts):
+    things = trained(home)
+    before = seen(things)
+    parked = penstock.park(things)
+    threads = [threading.Thread(target=parked.resume) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_as_it_was(things, before)
+
+
+def frozen_with_adapter(home):
+    module = torch.nn.ModuleDict({"base": torch.nn.Linear(64, 64), "adapter": torch.nn.Linear(64, 2)}).to(home)
+    module["base"].requires_grad_(False)
+    return module, torch.optim.Adam(module["adapter"].parameters(), fused=True)
+
+
+def test_frozen_parameters_travel_once(home):
+    module, optimizer = things = frozen_with_adapter(home)
+    parked = penstock.park(things, skip_frozen=True)
+    frozen = 4 * 65 * 64
+    assert parked.stats().down_bytes == parked.stats().bytes and parked.stats().skipped.get("frozen") is None
+    for _ in range(2):
+        parked.resume()
+        module["adapter"](torch.rand(1, 64, device=home)).sum().backward()
+        optimizer.step()  # writes without counting
+        before = seen(things)
+        parked.park()
+        assert parked.stats().skipped["frozen"] == frozen
+        assert parked.stats().down_bytes == parked.stats().bytes - frozen
+        parked.resume()
+        assert_as_it_was(things, before)
+        parked.park()
+    parked.resume()
+    with torch.no_grad():
+        module["base"].weight[3, 4] = 5
+    before = seen(things)
+    parked.park()
+    assert parked.stats().skipped["frozen"] == 4 * 64
+    parked.resume()
+    assert_as_it_was(things, before)
+
+
+def test_everything_travels_unless_it_is_told_otherwise(home):
+    module, _ = things = frozen_with_adapter(home)
+    parked = penstock.park(things)
+    parked.resume()
+    module["base"].weight.data[3, 4] = 5  # which PyTorch does not count
+    parked.park()
+    assert parked.stats().skipped == {}
+    parked.resume()
+    assert module["base"].weight[3, 4] == 5
+
+
+def test_what_goes_while_it_is_parked(home, small_parts):
+    kept, gone = (torch.rand(1000, device=home) for _ in range(2))
+    things, expected = {"kept": kept, "gone": gone}, kept.clone()
+    parked = penstock.park(things)
+    del things["gone"], gone
+    parked.resume()
+    assert torch.equal(kept, expected)
+    parked.park()
+    assert parked.stats().bytes == 4000
+    parked.resume()
+    assert torch.equal(kept, expected)
+
+
+def test_nests_and_other_tensors(home):
+    whole = torch.arange(1000.0, device=home)
+    things = [
+        whole[10:20],
+        {"apart": whole[::3], "one": torch.ones(1, device=home).expand(5)},
+        (None, 3, "text", set()),
+    ]
+    things.append(things)
+    before = [t.clone() for t in (things[0], *things[1].values())]
+    with penstock.parked(things) as parked:
+        assert whole.untyped_storage().nbytes() == 0 and parked.stats().bytes == 4004
+    assert same([things[0], *things[1].values()], before) and whole[999] == 999
+    with torch.inference_mode():
+        inference = torch.rand(100, device=home)
+        expected = inference.clone()
+    penstock.park(inference, skip_frozen=True).resume()
+    assert torch.equal(inference, expected)
+    assert penstock.park([]).stats().bytes == 0
+
+
+def test_tensors_around_tensors(home):
+    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(home, (1,))
+    weights = torch.nn.Parameter(DTensor.from_local(torch.rand(50, 3, device=home), mesh, [Replicate()]))
+    expected = weights.to_local().detach().clone()
+    with penstock.parked([weights]) as parked:
+        assert parked.stats().bytes == 600
+    assert torch.equal(weights.to_local(), expected)
+
+
+REFUSED = {
+    "sparse": (lambda home: torch.eye(3, device=home).to_sparse(), "is sparse"),
+    "foreign": (lambda home: torch.from_dlpack(torch.ones(3, device=home)), "lies in memory of another library"),
+    "lazy": (lambda home: torch.nn.LazyLinear(3, device=home), "has no shape yet"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_parked_is_named_and_nothing_is_moved(home, name):
+    make, message = REFUSED[name]
+    things = [torch.ones(3, device=home), {"odd": make(home)}]
+    with pytest.raises(penstock.InvalidArgument, match=rf"\[1\]\['odd'\].* cannot be parked: it {message}"):
+        penstock.park(things)
+    assert torch.equal(things[0].cpu(), torch.ones(3))
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="and nests of them, not 3"):
+        penstock.park(3)
+    with pytest.raises(penstock.InvalidArgument, match="'pinned' or 'pageable', not 'disk'"):
+        penstock.park([], "disk")
+    with pytest.raises(TypeError, match=r"brings back a penstock\.Parked, not a list"):
+        penstock.swap([], [])
+    with pytest.raises(penstock.InvalidArgument, match="two states"):
+        penstock.swap(parked := penstock.park([]), parked)
+
+
+def test_tensors_on_the_host_stay_there():
+    tensor = torch.rand(10)
+    parked = penstock.park(tensor)
+    assert parked.stats().skipped == {"on the host": 40} and parked.stats().bytes == 0 and tensor.sum() > 0
+
+
+def test_no_room_on_the_host(home, monkeypatch):
+    things = trained(home)
+    before = seen(things)
+    monkeypatch.setattr(_core, "free_host_memory_bytes", lambda: 1000)
+    with pytest.raises(penstock.OutOfMemory, match=r"can take 1000 more of the host. Nothing was moved") as caught:
+        penstock.park(things)
+    assert caught.value.free == 1000 and caught.value.asked > 1000
+    assert_as_it_was(things, before)
+
+
+def test_the_hosts_free_memory_is_known():
+    assert 64 << 20 < _core.free_host_memory_bytes() <= _core.host_memory_bytes()
+
+
+def test_no_room_on_the_device(home, monkeypatch, small_parts):
+    things = trained(home)
+    before = seen(things)
+    parked = penstock.park(things)
+    count = parked.stats().bytes
+    refused = pytest.raises(penstock.OutOfMemory, match=f"for the {count} bytes")
+    with monkeypatch.context() as patch, Faults(patch, "memory", 5), refused as caught:
+        parked.resume()
+    assert caught.value.asked == count
+    assert parked.is_parked and bytes_held(things) == 0
+    parked.resume()
+    assert_as_it_was(things, before)
+
+
+class Faults:
+    """The n-th call of a kind fails, from 0 on: "block", "down", "up", "wait" or "memory"."""
+
+    def __init__(self, patch, kind, turn):
+        self._patch, self._kind, self._turn, self.met = patch, kind, turn, False
+        self._calls = itertools.count()
+
+    def _count(self, kind):
+        if kind == self._kind and next(self._calls) == self._turn:
+            self.met = True
+            raise penstock.DeviceError("a fault") if kind != "memory" else penstock.OutOfMemory("CUDA out of memory")
+
+    def __enter__(self):
+        faults = self
+
+        class Passage:
+            def __init__(self, passage):
+                self._passage = passage
+
+            def wait(self):
+                self._passage.wait()
+                faults._count("wait")
+
+        class Block:
+            def __init__(self, *arguments):
+                faults._count("block")
+                self._block = _real_block(*arguments)
+
+            def down(self, pieces):
+                faults._count("down")
+                return Passage(self._block.down(pieces))
+
+            def up(self, pieces):
+                faults._count("up")
+                return Passage(self._block.up(pieces))
+
+        take = _parts._take_memory
+
+        def take_memory(storage, count):
+            faults._count("memory")
+            take(storage, count)
+
+        self._patch.setattr(_core, "ParkedBlock", Block)
+        self._patch.setattr(_parts, "_take_memory", take_memory)
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+_real_block = _core.ParkedBlock
+
+
+@pytest.mark.parametrize("kind", ["block", "down", "up", "wait", "memory"])
+def test_any_failure_leaves_it_as_it_was(home, monkeypatch, small_parts, kind):
+    """In park, resume and swap, at each call: all is done, or all is as it was, and the next try succeeds."""
+    first, second = trained(home), trained(home, steps=1)
+    before = seen(first), seen(second)
+    for turn in itertools.count():
+        parked, there = None, penstock.park(second)
+        with monkeypatch.context() as patch, Faults(patch, kind, turn) as faults:
+            try:
+                parked = penstock.park(first)
+                parked.resume()
+                swapped = penstock.swap(first, there)
+                swapped.resume()
+            except penstock.Error:
+                pass
+        assert bytes_held(first) in (0, parked.stats().bytes if parked else bytes_held(first))
+        if faults.met and bytes_held(first) == 0:
+            (swapped if parked and not parked.is_parked else parked).resume()
+        there.resume()
+        assert_as_it_was(first, before[0])
+        assert_as_it_was(second, before[1])
+        if not faults.met:
+            break
+    assert turn > 5 or kind == "up"
+
+
+def test_a_swap_takes_no_more_memory_than_the_larger(home, monkeypatch, small_parts):
+    first, second = trained(home), trained(home, steps=1)
+    before = seen(first), seen(second)
+    there = penstock.park(second)
+    held = []
+    take_memory = _parts._take_memory
+
+    def noted(storage, count):
+        take_memory(storage, count)
+        held.append(bytes_held(first) + bytes_held(second))
+
+    monkeypatch.setattr(_parts, "_take_memory", noted)
+    whole = bytes_held(first)
+    parked = penstock.swap(first, there)
+    assert bytes_held(first) == 0 and parked.is_parked and not there.is_parked
+    assert max(held) <= whole and len(held) > 10
+    assert_as_it_was(second, before[1])
+    for leaving, coming in ((there, parked), (parked, there), (there, parked)):
+        assert penstock.swap(leaving, coming) is leaving
+    assert_as_it_was(first, before[0])
+    there.resume()
+    assert_as_it_was(second, before[1])
+
+
+def test_a_forked_process_does_not_resume(home):
+    if home != "cpu":
+        pytest.skip("CUDA does not fork")
+    tensor = torch.rand(100)
+    expected = tensor.clone()
+    parked = penstock.park([tensor])
+    child = os.fork()
+    if child == 0:
+        try:
+            parked.resume()
+        except penstock.Closed:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    parked.resume()
+    assert torch.equal(tensor, expected)
+
+
+def test_a_program_may_end_while_parked(device):
+    program = f"""
+import torch, penstock
+from penstock._engines import engine_for
+from penstock._move import parking
+if not {is_gpu(device)}:
+    parking.engine_of = lambda _: engine_for({device!r})
+state = penstock.park(penstock.to_device(torch.rand(300, 300), {device!r}))
+assert state.is_parked
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_it_says_what_it_did(home):
+    parked = penstock.park(torch.zeros(1 << 18, device=home))
+    assert repr(parked).startswith("<penstock.Parked: parked, 0.001 GB, down ")
+    figures = parked.stats().as_dict()
+    assert figures["bytes"] == figures["host_bytes"] == figures["down_bytes"] == 1 << 20
+    assert figures["down_gbps"] > 0 and figures["up_gbps"] == 0
+    parked.resume()
+    assert parked.stats().up_bytes == 1 << 20 and parked.stats().up_gbps > 0
+    assert repr(parked).startswith("<penstock.Parked: resumed")
