@@ -139,21 +139,21 @@ class Parked:
         """Makes the parts those of what is to be parked now. Raises before anything is moved."""
         found: dict[int, Found] = {}
         skipped: dict[str, int] = {}
-        engines = {}
+        engines: dict[Any, _core.Engine | None] = {}
         for each in find_storages(self._things):
-            engine = engine_of(each.storage.device)
-            if engine is None:
+            device = each.storage.device
+            if device not in engines:
+                engines[device] = engine_of(device)
+            if engines[device] is None:
                 skipped["on the host"] = skipped.get("on the host", 0) + each.storage.nbytes()
                 continue
-            why = why_not_emptied(each.storage, engine)
+            why = why_not_emptied(each.storage, engines[device])
             if why is not None:
                 raise InvalidArgument(f"{each.name} cannot be parked: it {why}.")
-            key = each.storage._cdata
-            found[key], engines[key] = each, engine
+            found[each.storage._cdata] = each
         kept = self._keep_slots(found)
-        new = [key for key in found if key not in kept]
-        parts = make_parts([found[key] for key in new], [engines[key] for key in new], self._pinned)
-        _refuse_without_room(parts, self._pinned)
+        parts = make_parts([each for key, each in found.items() if key not in kept], engines, self._pinned)
+        _refuse_without_room(parts)
         self._parts += parts
         frozen = sum(slot.bytes for slot in kept.values() if slot.stamp is not None)
         return found, {**skipped, "frozen": frozen} if frozen else skipped
@@ -314,7 +314,7 @@ def _bytes_to_copy(parts: list[Part]) -> int:
     return sum(slot.bytes for part in parts for slot in part.slots if slot.stamp is None)
 
 
-def _refuse_without_room(parts: list[Part], pinned: bool) -> None:
+def _refuse_without_room(parts: list[Part]) -> None:
     asked, free = sum(part.host_bytes for part in parts), _core.free_host_memory_bytes()
     if asked <= free:
         return

@@ -67,15 +67,17 @@ class Slot:
 class Part:
     """Storages of one device that travel together, and their block on the host."""
 
-    def __init__(self, engine: _core.Engine, pinned: bool, found: list[Found]) -> None:
+    def __init__(self, engine: _core.Engine, pinned: bool) -> None:
         self.engine = engine
         self.slots: list[Slot] = []
+        self.host_bytes = 0
         self._pinned = pinned
         self._block: _core.ParkedBlock | None = None
-        self.host_bytes = 0
-        for each in found:
-            self.slots.append(Slot(each, self.host_bytes))
-            self.host_bytes += -(-each.storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+
+    def add(self, found: Found) -> None:
+        """Before it has a block."""
+        self.slots.append(Slot(found, self.host_bytes))
+        self.host_bytes += -(-found.storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
 
     @property
     def bytes(self) -> int:
@@ -157,18 +159,17 @@ def _allow_use(storage: Any) -> None:
         functions._clear_storage_data_ptr_access_error_msg(storage._cdata)
 
 
-def make_parts(found: list[Found], engines: list[_core.Engine], pinned: bool) -> list[Part]:
-    """Parts for these storages, each with its engine. Gradients, which come and go, have parts of their own."""
-    parts, open_parts = [], {}
-    for each, engine in zip(found, engines, strict=True):
-        kind = (engine.spec, each.name.endswith(".grad"))
-        together = open_parts.setdefault(kind, [])
-        if together and sum(other.storage.nbytes() for other in together) + each.storage.nbytes() > _PART_BYTES:
-            parts.append(Part(engine, pinned, together))
-            together = open_parts[kind] = []
-        together.append(each)
-    by_spec = {engine.spec: engine for engine in engines}
-    parts += [Part(by_spec[spec], pinned, together) for (spec, _), together in open_parts.items()]
+def make_parts(found: list[Found], engines: dict[Any, _core.Engine], pinned: bool) -> list[Part]:
+    """Parts for these storages, given the engine of each device. Gradients, which come and go, have their own."""
+    parts: list[Part] = []
+    open_parts: dict[Any, Part] = {}
+    for each in found:
+        kind = (each.storage.device, each.name.endswith(".grad"))
+        part = open_parts.get(kind)
+        if part is None or part.host_bytes + each.storage.nbytes() > _PART_BYTES:
+            part = open_parts[kind] = Part(engines[each.storage.device], pinned)
+            parts.append(part)
+        part.add(each)
     return parts
 
 
