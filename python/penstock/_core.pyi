@@ -201,7 +201,7 @@ class Destination:
         Has the other processes fail, in place of sending; without any, does nothing.
         """
 
-def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None, pinned_like: object | None = None) -> object:
+def fetch(tree: object | None, expand: object, host_engines: Sequence[Engine], cuda_engine: object, pinning_engine: Engine | None = None) -> object:
     """A nest with its arrays in new memory of the host."""
 
 def fetch_into(tree: object | None, out: object | None, expand: object, outputs: object, host_engines: Sequence[Engine], cuda_engine: object) -> None:

@@ -77,6 +77,12 @@ HostStorage::HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t al
 
 HostStorage::~HostStorage() { ::operator delete(data_, alignment_); }
 
+LentStorage::~LentStorage() {
+  if (fork_generation() != generation_) return;  // a child does not have the memory
+  const std::lock_guard lock(returned_->mutex);
+  returned_->buffers.push_back(std::move(buffer_));
+}
+
 FrameworkStorage::FrameworkStorage(dlpack::ManagedTensorVersioned* tensor) : tensor_(tensor) {
   data_ = static_cast<std::byte*>(tensor->tensor.data) + tensor->tensor.byte_offset;
   std::size_t bytes = tensor->tensor.dtype.bits / 8;

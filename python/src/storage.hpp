@@ -54,6 +54,27 @@ class PinnedStorage final : public Storage {
   Buffer buffer_;
 };
 
+/// Locked memory that results have given back. A copy that the program has enqueued may still read it.
+struct ReturnedMemory {
+  std::mutex mutex;
+  std::vector<Buffer> buffers;
+};
+
+/// Locked host memory of a result, which the program may copy from on any stream.
+class LentStorage final : public Storage {
+ public:
+  LentStorage(Buffer buffer, std::shared_ptr<ReturnedMemory> returned) noexcept
+      : buffer_(std::move(buffer)), returned_(std::move(returned)) {
+    data_ = buffer_.data();
+  }
+  ~LentStorage() override;
+
+ private:
+  Buffer buffer_;
+  std::shared_ptr<ReturnedMemory> returned_;
+  const std::uint64_t generation_ = fork_generation();
+};
+
 /// Memory that a framework allocated and handed over by DLPack.
 class FrameworkStorage final : public Storage {
  public:

@@ -190,6 +190,13 @@ class Driver:
         )
         return Reading(self, stream, host, count)
 
+    def copy_to_device(self, stream, address, source, count):
+        """Queues a copy from locked memory."""
+        self.call(
+            *("cuMemcpyHtoDAsync", ctypes.c_ulonglong(address), ctypes.c_void_p(source)),
+            *(ctypes.c_size_t(count), ctypes.c_void_p(stream)),
+        )
+
     def fill(self, stream, address, value, count):
         """Queues a write to device memory."""
         self.call(

@@ -55,7 +55,6 @@ class Tensor:
 
 
 copies = []  # that were pinned
-made_pinned = []  # empty
 marked = []  # as tensors whose addresses stay
 failures = {}  # what the next call of a function raises, by its name
 
@@ -97,13 +96,6 @@ def empty(count, dtype, device):
     return Tensor(block, block.address, (count,), UINT8, (CUDA, int(device[5:])))
 
 
-def empty_strided(shape, strides, dtype, pin_memory):
-    assert pin_memory and strides == (1,)
-    (count,) = shape
-    made_pinned.append(Tensor(types.SimpleNamespace(nbytes=count), driver.allocate_host(count), shape, dtype, (CPU, 0)))
-    return made_pinned[-1]
-
-
 def to_dlpack(tensor):
     return dlpack.give(tensor, tensor.address, tensor.shape, *tensor.dtype, tensor.place)
 
@@ -137,7 +129,6 @@ def current(handle):
 def install():
     torch = types.ModuleType("torch")
     torch.Tensor, torch.empty, torch.uint8, torch.int8 = Tensor, empty, UINT8, INT8
-    torch.empty_strided = empty_strided
     torch.strided = Tensor.layout
     torch.nn = types.SimpleNamespace(Module=type("Module", (), {}))
     torch.cuda = types.SimpleNamespace(

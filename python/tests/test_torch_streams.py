@@ -3,6 +3,8 @@
 test_cuda.py has its like on a GPU with PyTorch itself.
 """
 
+import time
+
 import pytest
 
 import penstock
@@ -66,14 +68,64 @@ def test_to_host_waits_for_what_the_current_stream_writes(count):
 
 @SIZES
 @over_the_fake_driver_with_torch
-def test_pinned_results_are_pytorchs(count):
+def test_pinned_results_stay_while_a_copy_of_the_program_reads_them(count):
     stream, tensor = driver.stream(), stand_in_torch.empty(count, stand_in_torch.UINT8, "cuda:0")
     driver.fill(stream, tensor.address, 0xA5, count)
-    copies = driver.calls("cuMemcpyDtoHAsync")
+    copies, locked = driver.calls("cuMemcpyDtoHAsync"), driver.locked_bytes
     with stand_in_torch.current(stream):
-        back = penstock.to_host([tensor], pinned=True)
-    assert back == stand_in_torch.made_pinned[-1:] and back[0].bytes() == b"\xa5" * count
-    assert driver.calls("cuMemcpyDtoHAsync") == copies + 1
+        back = penstock.to_host([tensor], pinned=True)[0]
+        assert back.bytes() == b"\xa5" * count and driver.calls("cuMemcpyDtoHAsync") == copies + 1
+        before, other = locked(), stand_in_torch.empty(count, stand_in_torch.UINT8, "cuda:0")
+        driver.delay_work("cuMemcpyHtoDAsync", LATE_NS)
+        driver.copy_to_device(driver.stream(), other.address, back.address, count)
+        del back
+        driver.fill(stream, tensor.address, 0x5A, count)
+        assert penstock.to_host([tensor], pinned=True)[0].bytes() == b"\x5a" * count
+        assert penstock.to_host([other])[0].bytes() == b"\xa5" * count and locked() == before
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@SIZES
+@over_the_fake_driver_with_torch
+def test_parked_bytes_go_down_after_what_the_current_stream_writes(count, pinned):
+    stream, block = driver.stream(), _core.ParkedBlock(engine_for("cuda:0"), 3 * count, pinned)
+    here, there = (stand_in_torch.empty(count, stand_in_torch.UINT8, "cuda:0") for _ in range(2))
+    driver.delay_work("cuMemsetD8Async", LATE_NS)
+    driver.fill(stream, here.address, 0xA5, count)
+    with stand_in_torch.current(stream):
+        block.down([(here.address, count, count), (here.address, 0, count // 2)]).wait()
+        block.up([(there.address, count, count)]).wait()
+        assert driver.read(stream, there.address, count).bytes() == b"\xa5" * count
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@SIZES
+@over_the_fake_driver_with_torch
+def test_parked_bytes_come_back_after_what_the_current_stream_reads(count, pinned):
+    stream, block = driver.stream(), _core.ParkedBlock(engine_for("cuda:0"), count, pinned)
+    here, there = (stand_in_torch.empty(count, stand_in_torch.UINT8, "cuda:0") for _ in range(2))
+    driver.fill(stream, here.address, 0xA5, count)
+    driver.fill(stream, there.address, 0x5A, count)
+    with stand_in_torch.current(stream):
+        block.down([(here.address, 0, count)]).wait()
+        driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
+        reading = driver.read(stream, there.address, count)
+        block.up([(there.address, 0, count)]).wait()
+    assert reading.bytes() == b"\x5a" * count
+    assert driver.read(stream, there.address, count).bytes() == b"\xa5" * count
+
+
+@over_the_fake_driver_with_torch
+def test_a_passage_that_is_dropped_is_waited_for():
+    stream, block = driver.stream(), _core.ParkedBlock(engine_for("cuda:0"), LARGE, True)
+    here = stand_in_torch.empty(LARGE, stand_in_torch.UINT8, "cuda:0")
+    driver.delay_work("cuMemcpyHtoDAsync", LATE_NS)
+    with stand_in_torch.current(stream):
+        block.up([(here.address, 0, LARGE)])
+    driver.fill(stream, here.address, 0xA5, LARGE)  # on memory that is free again
+    driver.synchronize(stream)
+    time.sleep(2 * LATE_NS / 1e9)
+    assert driver.read(stream, here.address, LARGE).bytes() == b"\xa5" * LARGE
 
 
 @pytest.mark.parametrize("waits", ["to_device", "to_host", "close"])

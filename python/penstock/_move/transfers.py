@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -87,30 +86,18 @@ def to_host(tree: Any, *, out: Any = None, pinned: bool = False) -> Any:
     that requires a gradient, unless the call is within `torch.no_grad()`. TypeError names what only PyTorch can copy.
 
     `pinned`: if True, results lie in page-locked memory, to and from which copies run at the speed of the link. Arrays
-    that are on the host are copied there, unless they are pinned. If PyTorch can use a GPU, tensors are its own pinned
-    tensors. Other arrays lie in a pool of penstock, which keeps the memory for later results; a forked process does not
-    have it. What only PyTorch can copy, such as a sparse tensor, is not pinned. If the machine has no GPU, nothing is
-    pinned, and the call is as without `pinned`. To pin takes longer than to copy: for repeated copies, pass an earlier
-    result as `out`.
+    that are on the host are copied there, unless they are pinned. The memory is of the exact size, and of a pool of
+    penstock, which keeps it for later results. A result that is dropped may still be read by copies that the program
+    has enqueued: its memory is used again once the device has done all work. A forked process does not have it. What
+    only PyTorch can copy, such as a sparse tensor, is not pinned. If the machine has no GPU, nothing is pinned, and the
+    call is as without `pinned`. To pin takes longer than to copy: for repeated copies, pass an earlier result as `out`.
     """
     if out is None:
-        engine, like = _pinning() if pinned else (None, None)
+        engine = engine_for("auto") if pinned and resolve("auto") != "host" else None
         expander = Expander("cpu", sends=False, copies=engine is not None)
-        return _core.fetch(tree, expander, host_engines(), engine_of_gpu, engine, like)
+        return _core.fetch(tree, expander, host_engines(), engine_of_gpu, engine)
     if pinned:
         raise InvalidArgument("to_host copies into the arrays of out=. Leave `pinned` out, or pass pinned ones.")
     expander = Expander("cpu", sends=False, refuse=outputs.why_not, copies=True)
     _core.fetch_into(tree, out, expander, outputs.Outputs(), host_engines(), engine_of_gpu)
     return out
-
-
-def _pinning() -> tuple[_core.Engine | None, Callable[[Any], Any] | None]:
-    """The engine of a GPU, and what makes a pinned tensor like another; None if there is none."""
-    if resolve("auto") == "host":
-        return None, None
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return engine_for("auto"), None
-    return engine_for("auto"), lambda tensor: torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True
-    )

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 namespace penstock::python {
@@ -95,8 +96,35 @@ std::shared_ptr<Storage> Engine::allocate(std::size_t bytes, bool for_torch) {
 std::shared_ptr<Storage> Engine::allocate_pinned(std::size_t bytes) {
   refuse_fork();
   const Unlocked unlocked;
+  return std::make_shared<PinnedStorage>(pinned_buffer(bytes));
+}
+
+std::shared_ptr<Storage> Engine::lend_pinned(std::size_t bytes) {
+  refuse_fork();
+  const Unlocked unlocked;
+  return std::make_shared<LentStorage>(pinned_buffer(bytes), returned_);
+}
+
+Buffer Engine::pinned_buffer(std::size_t bytes) {
   std::call_once(pinned_made_, [this] { pinned_.emplace(make_pinned_pool(device_)); });
-  return std::make_shared<PinnedStorage>(pinned_->allocate(std::max(bytes, kAlignment)));
+  take_returned();
+  return pinned_->allocate(std::max(bytes, kAlignment));
+}
+
+void Engine::take_returned() {
+  std::vector<Buffer> idle;
+  {
+    const std::lock_guard lock(returned_->mutex);
+    idle.swap(returned_->buffers);
+  }
+  if (idle.empty()) return;
+  try {
+    device_.deallocate(device_.allocate(kAlignment));  // waits for the work queued on the device
+  } catch (const std::exception&) {
+    const std::lock_guard lock(returned_->mutex);
+    std::move(idle.begin(), idle.end(), std::back_inserter(returned_->buffers));
+    idle.clear();
+  }
 }
 
 void Engine::keep(PendingTransfers pending) {

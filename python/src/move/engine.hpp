@@ -58,6 +58,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// Locked memory of the host for this device, from a pool of its own. Blocks the host. Throws OutOfMemory.
   [[nodiscard]] std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
+  /// The same, for a result of which the program's own copies may come.
+  [[nodiscard]] std::shared_ptr<Storage> lend_pinned(std::size_t bytes);
 
   /// Releases the memory of finished transfers. Does not block.
   void reap();
@@ -82,6 +84,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::size_t in_flight();
 
  private:
+  /// Without the interpreter's lock.
+  [[nodiscard]] Buffer pinned_buffer(std::size_t bytes);
+  /// Gives the pool back what results have returned, once no copy reads it any more.
+  void take_returned();
+
   friend class WeightLoad;
   friend class Group;
   friend struct RankOfGroup;
@@ -114,6 +121,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::optional<Pool> pool_;
   std::once_flag pinned_made_;
   std::optional<Pool> pinned_;
+  const std::shared_ptr<ReturnedMemory> returned_ = std::make_shared<ReturnedMemory>();
   std::shared_ptr<const Stream> release_stream_;
   std::mutex mutex_;
   std::vector<PendingTransfers> pending_;

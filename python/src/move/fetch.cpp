@@ -46,29 +46,21 @@ HostTarget make_pageable(const Leaf& leaf, const Engine& engine) {
 /// How results get locked memory.
 struct Pinning {
   EnginePointer engine;  ///< of a GPU
-  nb::object like;       ///< PyTorch's: an empty pinned tensor for a tensor; or None
 
   [[nodiscard]] bool is_pinned(const Leaf& leaf) const {
     return leaf.bytes == 0 || engine->device().kind_of(leaf.data) != MemoryKind::pageable;
   }
   [[nodiscard]] HostTarget make(const Leaf& leaf, const EnginePointer& of_leaf) const {
-    if (leaf.framework == Framework::torch && !like.is_none()) {
-      const nb::object tensor = like(leaf.source);
-      Leaf made;
-      if (!read_exactly(made, tensor.ptr())) throw Error("PyTorch's pinned memory cannot be read");
-      return {tensor, const_cast<std::byte*>(made.data), MemoryKind::pinned};
-    }
     Engine& owner = of_leaf && of_leaf->is_cuda() ? *of_leaf : *engine;
-    return make_target(leaf, owner.allocate_pinned(leaf.bytes), MemoryKind::pinned);
+    return make_target(leaf, owner.lend_pinned(leaf.bytes), MemoryKind::pinned);
   }
 };
 
 nb::object fetch(nb::handle tree, nb::handle expand, std::vector<EnginePointer> host_engines,
-                 nb::object cuda_engine, std::optional<EnginePointer> pinning_engine,
-                 nb::object pinned_like) {
+                 nb::object cuda_engine, std::optional<EnginePointer> pinning_engine) {
   const ArrayEngines all{std::move(host_engines), std::move(cuda_engine)};
   std::optional<Pinning> pinning;
-  if (pinning_engine) pinning = {*pinning_engine, std::move(pinned_like)};
+  if (pinning_engine) pinning = {*pinning_engine};
   std::vector<EnginePointer> engines;
   Tree nest(tree, expand, [&](const Leaf& leaf) {
     EnginePointer engine = all.find(leaf);
@@ -283,7 +275,7 @@ void copy_to_host(const std::vector<Leaf>& leaves, const std::vector<EnginePoint
 void bind_fetch(nb::module_& module) {
   module.def("fetch", &fetch, nb::arg("tree").none(), nb::arg("expand"), nb::arg("host_engines"),
              nb::arg("cuda_engine"), nb::arg("pinning_engine") = nb::none(),
-             nb::arg("pinned_like") = nb::none(), "A nest with its arrays in new memory of the host.");
+             "A nest with its arrays in new memory of the host.");
   module.def("fetch_into", &fetch_into, nb::arg("tree").none(), nb::arg("out").none(), nb::arg("expand"),
              nb::arg("outputs"), nb::arg("host_engines"), nb::arg("cuda_engine"),
              "Copies the arrays of a nest into those of another.");
