@@ -135,6 +135,11 @@ class Engine:
     def reaches(self, other: Engine) -> bool:
         """Whether copies on this device can name memory of the other."""
 
+    def pinned_room(self) -> tuple[int, int]:
+        """
+        What the budget of its pinned pool leaves, and bytes that the pool holds for later.
+        """
+
     def made(self, address: int) -> bool:
         """
         Whether an address of the device lies in a tensor that penstock has made.

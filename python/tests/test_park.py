@@ -15,7 +15,7 @@ from penstock import _core
 from penstock._engines import engine_for
 from penstock._move import parking as _parking
 from penstock._move import parts as _parts
-from support import is_gpu, place, same
+from support import gpu, is_gpu, place, random_bytes, same
 from test_move import Tied
 
 
@@ -42,13 +42,14 @@ def home(device, monkeypatch):
             return found
 
         def take_memory(storage, count):
-            put_on(device, storage, torch.full((count,), 170, dtype=torch.uint8))
+            take(storage, count)
+            put_on(device, storage, bytes_of(storage).fill_(170))
 
-        def give_back(storage):
+        def give_back(storage, name):
             bytes_of(storage).fill_(171)  # what is still to be copied then is wrong
-            give_memory_back(storage)
+            give_memory_back(storage, name)
 
-        give_memory_back = _parts._give_memory_back
+        give_memory_back, take = _parts._give_memory_back, _parts._take_memory
         monkeypatch.setattr(_parts, "_give_memory_back", give_back)
         monkeypatch.setattr(_parking, "engine_of", lambda _: engine)
         monkeypatch.setattr(_parking, "find_storages", find_storages)
@@ -93,8 +94,10 @@ def seen(things):
 
 
 def bytes_held(things):
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(things).values()}
-    return sum(storages.values())
+    """On the GPU, or where a host device moves tensors of the CPU."""
+    tensors = tensors_in(things).values()
+    storages = [t.untyped_storage() for t in tensors if t.is_cuda] or [t.untyped_storage() for t in tensors]
+    return sum({s._cdata: 0 if _parts._is_empty(s) else s.nbytes() for s in storages}.values())
 
 
 def assert_as_it_was(things, before):
@@ -140,7 +143,7 @@ def test_a_graph_stays_valid(home):
     other, x = copy.deepcopy(module), torch.rand(5, 8, device=home)
     losses = [one(x).sum() for one in (module, other)]
     with penstock.parked(module) as parked:
-        with pytest.raises(RuntimeError, match=r"is parked|storage of size 0"):  # that of a view
+        with pytest.raises(RuntimeError, match="is parked: "):
             losses[0].backward(retain_graph=True)
         assert parked.is_parked
     for loss in losses:
@@ -176,6 +179,18 @@ def test_use_of_a_parked_tensor_is_an_error_that_says_so(home, use):
         USES[use](tensors["weights"])
     assert torch.equal(tensors["weights"], expected)
     assert torch.equal(tensors["weights"] + 1, expected + 1)
+
+
+def test_older_pytorch_empties_storages_by_their_size(monkeypatch):
+    monkeypatch.setattr(_parts, "_names_what_is_parked", lambda: False)
+    tensor = torch.rand(3, 3)
+    storage = tensor.untyped_storage()
+    _parts._give_memory_back(storage, "weights")
+    assert storage.nbytes() == 0 and _parts._is_empty(storage)
+    with pytest.raises(RuntimeError, match="storage of size 0"):
+        tensor[1:].sum()
+    _parts._take_memory(storage, 36)
+    assert tensor.fill_(2).sum() == 18
 
 
 def test_a_second_park_and_a_second_resume(home):
@@ -270,7 +285,7 @@ def test_nests_and_other_tensors(home):
     things.append(things)
     before = [t.clone() for t in (things[0], *things[1].values())]
     with penstock.parked(things) as parked:
-        assert whole.untyped_storage().nbytes() == 0 and parked.stats().bytes == 4004
+        assert bytes_held(whole) == 0 and parked.stats().bytes == 4004
     assert same([things[0], *things[1].values()], before) and whole[999] == 999
     with torch.inference_mode():
         inference = torch.rand(100, device=home)
@@ -330,8 +345,8 @@ def test_no_room_on_the_host(home, monkeypatch):
     things = trained(home)
     before = seen(things)
     monkeypatch.setattr(_core, "free_host_memory_bytes", lambda: 1000)
-    with pytest.raises(penstock.OutOfMemory, match=r"can take 1000 more of the host. Nothing was moved") as caught:
-        penstock.park(things)
+    with pytest.raises(penstock.OutOfMemory, match=r"may take 1000 more .* Nothing was moved") as caught:
+        penstock.park(things, "pageable")
     assert caught.value.free == 1000 and caught.value.asked > 1000
     assert_as_it_was(things, before)
 
@@ -410,7 +425,9 @@ _real_block = _core.ParkedBlock
 @pytest.mark.parametrize("kind", ["block", "down", "up", "wait", "memory"])
 def test_any_failure_leaves_it_as_it_was(home, monkeypatch, small_parts, kind):
     """In park, resume and swap, at each call: all is done, or all is as it was, and the next try succeeds."""
-    first, second = trained(home), trained(home, steps=1)
+    first, second = (
+        [torch.rand(count, device=home) for count in sizes] for sizes in ((600, 500, 200, 700), (700, 600))
+    )
     before = seen(first), seen(second)
     for turn in itertools.count():
         parked, there = None, penstock.park(second)
@@ -430,7 +447,7 @@ def test_any_failure_leaves_it_as_it_was(home, monkeypatch, small_parts, kind):
         assert_as_it_was(second, before[1])
         if not faults.met:
             break
-    assert turn > 5 or kind == "up"
+    assert turn > 5
 
 
 def test_a_swap_takes_no_more_memory_than_the_larger(home, monkeypatch, small_parts):
@@ -455,6 +472,19 @@ def test_a_swap_takes_no_more_memory_than_the_larger(home, monkeypatch, small_pa
     assert_as_it_was(first, before[0])
     there.resume()
     assert_as_it_was(second, before[1])
+
+
+def test_room_that_penstock_holds_counts(home, monkeypatch):
+    """Pinned memory of what was parked before serves what is parked next."""
+    engine = _parking.engine_of(torch.device(home))
+    parked = penstock.park(torch.rand(1 << 20, device=home))
+    left, idle = engine.pinned_room()
+    del parked
+    assert engine.pinned_room() == (left + (4 << 20), idle + (4 << 20))
+    monkeypatch.setattr(_core, "free_host_memory_bytes", lambda: 0)
+    penstock.park(torch.rand(1 << 20, device=home))
+    with pytest.raises(penstock.OutOfMemory):
+        penstock.park(torch.rand(64 << 20, device=home))
 
 
 def test_a_forked_process_does_not_resume(home):
@@ -498,3 +528,76 @@ def test_it_says_what_it_did(home):
     parked.resume()
     assert parked.stats().up_bytes == 1 << 20 and parked.stats().up_gbps > 0
     assert repr(parked).startswith("<penstock.Parked: resumed")
+
+
+CYCLES = 50_000_000  # some 25 ms of torch.cuda._sleep
+
+
+@gpu
+def test_memory_on_the_gpu_is_pytorchs():
+    torch.nn.Linear(16, 16, device="cuda")(torch.rand(2, 16, device="cuda"))  # cuBLAS takes memory of its own
+    before = torch.cuda.memory_allocated()
+    module = torch.nn.Linear(4096, 4096, device="cuda")
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+    module(torch.rand(2, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    whole = torch.cuda.memory_allocated() - before
+    parked = penstock.park((module, optimizer))
+    assert torch.cuda.memory_allocated() - before < whole // 100
+    assert parked.stats().host_bytes < 1.02 * parked.stats().bytes
+    parked.resume()
+    assert torch.cuda.memory_allocated() - before <= 1.01 * whole
+
+
+@gpu
+def test_it_comes_after_the_work_of_the_current_stream(random):
+    tensor, sent = torch.zeros(8 << 20, dtype=torch.uint8, device="cuda"), random_bytes(random, 8 << 20).cuda()
+    torch.cuda._sleep(CYCLES)
+    tensor.copy_(sent)
+    parked = penstock.park(tensor)
+    other = torch.empty_like(sent)  # takes the memory
+    torch.cuda._sleep(CYCLES)
+    other.fill_(7)
+    copied = other.clone()
+    del other
+    parked.resume()  # takes it again, of which the work above is still queued
+    assert torch.equal(tensor, sent) and bool((copied == 7).all())
+
+
+@gpu
+def test_what_was_moved_and_loaded_by_penstock_is_parked(tmp_path):
+    module = penstock.move_(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 3)), "cuda")
+    penstock.save_safetensors(module.state_dict(), tmp_path / "file")
+    things = [module, penstock.load_safetensors(tmp_path / "file", "cuda")]
+    before = seen(things)
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    with penstock.parked(things) as parked:
+        assert torch.cuda.memory_allocated() <= held - parked.stats().bytes
+    assert_as_it_was(things, before)
+
+
+@gpu
+def test_memory_of_a_graph_is_refused():
+    source, graph = torch.ones(1000, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = source * 2
+    with pytest.raises(
+        penstock.InvalidArgument, match=r"\[0\] cannot be parked: it lies in the memory of a CUDA graph"
+    ):
+        penstock.park([result])
+    graph.replay()
+    assert result.sum() == 2000
+
+
+@gpu
+def test_a_kernel_does_not_read_what_is_parked():
+    """The error comes before the kernel does, and the device is usable afterwards."""
+    weights, x = torch.rand(64, 64, device="cuda"), torch.rand(64, 64, device="cuda")
+    with penstock.parked([weights]):
+        for use in (lambda: x @ weights, lambda: x + weights, lambda: weights[1:].sum(), lambda: weights.zero_()):
+            with pytest.raises(RuntimeError, match="is parked: "):
+                use()
+    torch.cuda.synchronize()
+    assert float((x @ weights).sum()) > 0

@@ -14,7 +14,7 @@ from typing import Any
 from .. import _core
 from .._engines import engine_of_gpu
 from .._errors import Closed, InvalidArgument, OutOfMemory, note, out_of_memory
-from .parts import Found, Part, find_storages, make_parts, why_not_emptied
+from .parts import Found, Part, find_storages, make_parts, refuse_fixed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,14 +146,13 @@ class Parked:
                 engines[device] = engine_of(device)
             if engines[device] is None:
                 skipped["on the host"] = skipped.get("on the host", 0) + each.storage.nbytes()
-                continue
-            why = why_not_emptied(each.storage, engines[device])
-            if why is not None:
-                raise InvalidArgument(f"{each.name} cannot be parked: it {why}.")
-            found[each.storage._cdata] = each
+            else:
+                found[each.storage._cdata] = each
         kept = self._keep_slots(found)
-        parts = make_parts([each for key, each in found.items() if key not in kept], engines, self._pinned)
-        _refuse_without_room(parts)
+        new = [each for key, each in found.items() if key not in kept]
+        refuse_fixed(new, engines)
+        parts = make_parts(new, engines, self._pinned)
+        _refuse_without_room(parts, self._pinned)
         self._parts += parts
         frozen = sum(slot.bytes for slot in kept.values() if slot.stamp is not None)
         return found, {**skipped, "frozen": frozen} if frozen else skipped
@@ -314,13 +313,16 @@ def _bytes_to_copy(parts: list[Part]) -> int:
     return sum(slot.bytes for part in parts for slot in part.slots if slot.stamp is None)
 
 
-def _refuse_without_room(parts: list[Part]) -> None:
+def _refuse_without_room(parts: list[Part], pinned: bool) -> None:
     asked, free = sum(part.host_bytes for part in parts), _core.free_host_memory_bytes()
+    if pinned:
+        rooms = [engine.pinned_room() for engine in {part.engine.spec: part.engine for part in parts}.values()]
+        free = min(sum(left for left, _ in rooms), free + sum(idle for _, idle in rooms))
     if asked <= free:
         return
     refused = out_of_memory(
-        f"{asked} bytes are to be parked, and this process can take {free} more of the host. Nothing was moved. Free "
-        "memory there, raise the container's limit, or park less."
+        f"{asked} bytes are to be parked, and penstock may take {free} more of the host. Nothing was moved. Free "
+        "memory there, raise the container's limit, or park less: docs/memory.md says how much may be taken in all."
     )
     refused.asked, refused.free = asked, free
     raise refused

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -45,7 +47,8 @@ class Slot:
         self.name = found.name
         self.bytes = found.storage.nbytes()
         self.offset = offset
-        self.is_down = False
+        self.is_down = False  # the bytes; they are not on the device
+        self.is_empty = False  # the storage
         self.stamp: Any = None  # of the bytes in the block; None: they may be others than the storage's
         self._storage = StorageWeakRef(found.storage)
         self._frozen: list[Any] = []  # their ids stay theirs
@@ -107,12 +110,9 @@ class Part:
         """Frees the memory on the device. Nothing on its way may use it."""
         for slot in self.slots:
             storage = slot.storage
-            if storage is None:
-                continue
-            _allow_use(storage)  # it may be empty already
-            _give_memory_back(storage)
-            _refuse_use(storage, slot.name)
-            slot.is_down = True
+            if storage is not None and not slot.is_empty:
+                _give_memory_back(storage, slot.name)
+                slot.is_down = slot.is_empty = True
 
     def up(self) -> _core.Passage:
         """Takes memory on the device, and enqueues the copy of what is in the block. Raises OutOfMemory."""
@@ -120,8 +120,8 @@ class Part:
         for slot in self.slots:
             storage = slot.storage
             if storage is not None and slot.is_down:
-                _allow_use(storage)
                 _take_memory(storage, slot.bytes)
+                slot.is_empty = False
                 pieces.append((storage.data_ptr(), slot.offset, slot.bytes))
         passage = self.block().up(pieces)
         for slot in self.slots:
@@ -129,34 +129,43 @@ class Part:
         return passage
 
 
-def _give_memory_back(storage: Any) -> None:
-    if storage.resizable():
+def _give_memory_back(storage: Any, name: str) -> None:
+    """Leaves the storage its size, without memory: PyTorch raises an error that names it for what would use it. Older
+    PyTorch has no such error; there the size goes, too, and kernels that do not look at it read address 0."""
+    torch = sys.modules["torch"]
+    if not _names_what_is_parked():
         storage.resize_(0)
-    else:  # a part of a block of ours, which is free when the last of its tensors is gone
-        storage._swap_data_ptr_(sys.modules["torch"].UntypedStorage(0, device=storage.device))
+        return
+    storage._swap_data_ptr_(torch._C._construct_storage_from_data_pointer(0, storage.device, storage.nbytes()))
+    torch._C._set_storage_data_ptr_access_error_msg(
+        storage._cdata,
+        f"{name} is parked: its bytes are on the host. Call resume() of its penstock.Parked before it is used.",
+    )
 
 
 def _take_memory(storage: Any, count: int) -> None:
+    torch = sys.modules["torch"]
     try:
-        storage.resize_(count)
+        if not _names_what_is_parked():
+            storage.resize_(count)
+            return
+        memory = torch.UntypedStorage(count, device=storage.device)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         raise allocator_out_of_memory(error) from error
+    torch._C._clear_storage_data_ptr_access_error_msg(storage._cdata)
+    storage._swap_data_ptr_(memory)
 
 
-def _refuse_use(storage: Any, name: str) -> None:
-    """Has PyTorch raise an error that names the tensor. Without it, PyTorch reads from address 0."""
+@functools.cache
+def _names_what_is_parked() -> bool:
+    return has(sys.modules["torch"]._C, "_clear_storage_data_ptr_access_error_msg")
+
+
+def _is_empty(storage: Any) -> bool:
     functions = sys.modules["torch"]._C
-    if hasattr(functions, "_clear_storage_data_ptr_access_error_msg"):
-        functions._set_storage_data_ptr_access_error_msg(
-            storage._cdata,
-            f"{name} is parked: its bytes are on the host. Call resume() of its penstock.Parked before it is used.",
-        )
-
-
-def _allow_use(storage: Any) -> None:
-    functions = sys.modules["torch"]._C
-    if hasattr(functions, "_clear_storage_data_ptr_access_error_msg"):
-        functions._clear_storage_data_ptr_access_error_msg(storage._cdata)
+    return storage.nbytes() == 0 or (
+        _names_what_is_parked() and functions._storage_throw_on_immutable_data_ptr(storage._cdata)
+    )
 
 
 def make_parts(found: list[Found], engines: dict[Any, _core.Engine], pinned: bool) -> list[Part]:
@@ -190,11 +199,30 @@ def find_storages(things: Any) -> list[Found]:
     return list(found.values())
 
 
-def why_not_emptied(storage: Any, engine: _core.Engine) -> str | None:
-    """Says why the storage's memory cannot be given back; None if it can."""
-    if storage.resizable() or (engine.made(storage.data_ptr()) and has(storage, "_swap_data_ptr_")):
-        return None
-    return "lies in memory of another library or process. Clone it"
+def refuse_fixed(found: list[Found], engines: dict[Any, _core.Engine]) -> None:
+    """Raises InvalidArgument, with the name, for a storage whose memory cannot be given back and taken anew."""
+    pools = _pools_of_graphs() if found else []
+    for each in found:
+        storage = each.storage
+        address, why = storage.data_ptr(), None
+        pool = bisect.bisect_right(pools, (address, sys.maxsize)) - 1
+        if pool >= 0 and address < pools[pool][1]:
+            why = "lies in the memory of a CUDA graph, or in another pool of PyTorch than the common one"
+        elif not storage.resizable() and not (_names_what_is_parked() and engines[storage.device].made(address)):
+            why = "lies in memory of another library or process"
+        if why is not None:
+            raise InvalidArgument(f"{each.name} cannot be parked: it {why}. Clone it.")
+
+
+def _pools_of_graphs() -> list[tuple[int, int]]:
+    """GPU memory of PyTorch's pools but the common one, by address: graphs replay with fixed addresses there."""
+    cuda = sys.modules["torch"].cuda
+    segments = cuda.memory_snapshot() if cuda.is_available() and cuda.is_initialized() else []
+    return sorted(
+        (segment["address"], segment["address"] + segment["total_size"])
+        for segment in segments
+        if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+    )
 
 
 def _why_not(tensor: Any) -> str | None:
@@ -205,7 +233,7 @@ def _why_not(tensor: Any) -> str | None:
         return f"is sparse ({tensor.layout}). Park its indices and values"
     if tensor.device.type not in ("cpu", "cuda", "meta"):
         return f"is on {tensor.device}, and not on a GPU that penstock knows"
-    if tensor.numel() and not tensor.is_meta and tensor.untyped_storage().nbytes() == 0:
+    if tensor.numel() and not tensor.is_meta and _is_empty(tensor.untyped_storage()):
         return "has no memory. It is parked already, or something else has emptied its storage, such as FSDP"
     return None
 

@@ -105,10 +105,22 @@ std::shared_ptr<Storage> Engine::lend_pinned(std::size_t bytes) {
   return std::make_shared<LentStorage>(pinned_buffer(bytes), returned_);
 }
 
-Buffer Engine::pinned_buffer(std::size_t bytes) {
+Pool& Engine::pinned_pool() {
   std::call_once(pinned_made_, [this] { pinned_.emplace(make_pinned_pool(device_)); });
+  return *pinned_;
+}
+
+Buffer Engine::pinned_buffer(std::size_t bytes) {
   take_returned();
-  return pinned_->allocate(std::max(bytes, kAlignment));
+  return pinned_pool().allocate(std::max(bytes, kAlignment));
+}
+
+Engine::PinnedRoom Engine::pinned_room() {
+  refuse_fork();
+  const Unlocked unlocked;
+  take_returned();
+  const PoolStatistics pool = pinned_pool().statistics();
+  return {pool.budget_bytes - pool.used_bytes, pool.reserved_bytes - pool.used_bytes};
 }
 
 void Engine::take_returned() {

@@ -58,7 +58,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// Locked memory of the host for this device, from a pool of its own. Blocks the host. Throws OutOfMemory.
   [[nodiscard]] std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
-  /// The same, for a result of which the program's own copies may come.
+  /// What the pool's budget leaves, and bytes that the pool holds for later.
+  struct PinnedRoom {
+    std::size_t budget = 0;
+    std::size_t idle = 0;
+  };
+  [[nodiscard]] PinnedRoom pinned_room();
+  /// As allocate_pinned, for a result of which the program's own copies may come.
   [[nodiscard]] std::shared_ptr<Storage> lend_pinned(std::size_t bytes);
 
   /// Releases the memory of finished transfers. Does not block.
@@ -84,6 +90,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::size_t in_flight();
 
  private:
+  [[nodiscard]] Pool& pinned_pool();
   /// Without the interpreter's lock.
   [[nodiscard]] Buffer pinned_buffer(std::size_t bytes);
   /// Gives the pool back what results have returned, once no copy reads it any more.

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -36,6 +37,13 @@ void bind_engine(nb::module_& module) {
           "reaches",
           [](const Engine& self, const Engine& other) { return self.device().can_reach(other.device()); },
           nb::arg("other"), "Whether copies on this device can name memory of the other.")
+      .def(
+          "pinned_room",
+          [](Engine& self) {
+            const Engine::PinnedRoom room = self.pinned_room();
+            return std::pair(room.budget, room.idle);
+          },
+          "What the budget of its pinned pool leaves, and bytes that the pool holds for later.")
       .def(
           "made",
           [](const Engine& self, std::uintptr_t address) {
