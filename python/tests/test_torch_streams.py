@@ -3,6 +3,7 @@
 test_cuda.py has its like on a GPU with PyTorch itself.
 """
 
+import contextlib
 import time
 
 import pytest
@@ -113,6 +114,37 @@ def test_parked_bytes_come_back_after_what_the_current_stream_reads(count, pinne
         block.up([(there.address, 0, count)]).wait()
     assert reading.bytes() == b"\x5a" * count
     assert driver.read(stream, there.address, count).bytes() == b"\xa5" * count
+
+
+@over_the_fake_driver_with_torch
+def test_any_call_of_the_driver_may_fail_while_bytes_are_parked():
+    """Either the bytes are right, or there is an error; and then all of it succeeds."""
+    engine, stream = _core.Engine("cuda:0"), driver.stream()
+    here, there = (stand_in_torch.empty(SMALL, stand_in_torch.UINT8, "cuda:0") for _ in range(2))
+    driver.fill(stream, here.address, 0xA5, SMALL)
+
+    def park():
+        block = _core.ParkedBlock(engine, SMALL, True)
+        block.down([(here.address, 0, SMALL)]).wait()
+        block.up([(there.address, 0, SMALL)]).wait()
+
+    with stand_in_torch.current(stream):
+        for turn in range(1, 1000):
+            driver.fill(stream, there.address, 0, SMALL)
+            driver.fail_any(turn, 999)
+            done = False
+            with contextlib.suppress(penstock.Error):
+                park()
+                done = True
+            failed = driver.failed()
+            driver.reset()
+            if not done:
+                park()
+            assert driver.read(stream, there.address, SMALL).bytes() == b"\xa5" * SMALL
+            if not failed:
+                break
+    assert 5 < turn < 999
+    engine.close()
 
 
 @over_the_fake_driver_with_torch

@@ -111,12 +111,12 @@ class Parked:
             for part in self._parts:
                 passages.append(part.down())
             _wait(passages)
-        except BaseException:
+            for part in self._parts:
+                part.empty()
+        except BaseException as error:
             _end(passages)
-            self._parts = [part for part in self._parts if part.has_block]
+            self._undo(error)
             raise
-        for part in self._parts:
-            part.empty()
         self._has_left(found, skipped, down_bytes, time.perf_counter() - began)
 
     def _come_back(self) -> None:
@@ -134,6 +134,20 @@ class Parked:
                 raise self._no_room(error) from error
             raise
         self._has_come(time.perf_counter() - began)
+
+    def _undo(self, error: BaseException) -> None:
+        """After an error while it leaves: what has left comes back."""
+        gone, passages = [part for part in self._parts if part.is_down], []
+        try:
+            for part in gone:
+                passages.append(part.up())
+            _wait(passages)
+        except BaseException as again:
+            _end(passages)
+            for part in gone:
+                part.empty()
+            error.parked = self  # type: ignore[attr-defined]
+            note(error, f"A part has left, and did not come back ({again}). Call `parked.resume()` of this exception.")
 
     def _plan(self) -> tuple[dict[int, Found], dict[str, int]]:
         """Makes the parts those of what is to be parked now. Raises before anything is moved."""
@@ -278,30 +292,15 @@ def _exchange(leaving: Parked, coming: Parked) -> None:
         _wait(passages)
     except BaseException as error:
         _end(passages)
-        _undo(leaving, coming, error)
+        for part in coming._parts:
+            part.empty()
+        leaving._undo(error)
         if isinstance(error, OutOfMemory):
             raise coming._no_room(error) from error
         raise
     seconds = time.perf_counter() - began
     leaving._has_left(found, skipped, down_bytes, seconds)
     coming._has_come(seconds)
-
-
-def _undo(leaving: Parked, coming: Parked, error: BaseException) -> None:
-    """After an error in the midst of a swap."""
-    for part in coming._parts:
-        part.empty()
-    gone, passages = [part for part in leaving._parts if part.is_down], []
-    try:
-        for part in gone:
-            passages.append(part.up())
-        _wait(passages)
-    except BaseException as again:
-        _end(passages)
-        for part in gone:
-            part.empty()
-        error.parked = leaving  # type: ignore[attr-defined]
-        note(error, f"What was to leave is parked in part, and did not come back ({again}): error.parked.resume().")
 
 
 def engine_of(device: Any) -> _core.Engine | None:

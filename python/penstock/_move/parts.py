@@ -90,10 +90,6 @@ class Part:
     def is_down(self) -> bool:
         return any(slot.is_down for slot in self.slots)
 
-    @property
-    def has_block(self) -> bool:
-        return self._block is not None
-
     def block(self) -> _core.ParkedBlock:
         if self._block is None:
             self._block = _core.ParkedBlock(self.engine, self.host_bytes, self._pinned)
@@ -111,8 +107,8 @@ class Part:
         for slot in self.slots:
             storage = slot.storage
             if storage is not None and not slot.is_empty:
+                slot.is_down = slot.is_empty = True  # first: an interrupt may come in between
                 _give_memory_back(storage, slot.name)
-                slot.is_down = slot.is_empty = True
 
     def up(self) -> _core.Passage:
         """Takes memory on the device, and enqueues the copy of what is in the block. Raises OutOfMemory."""
@@ -120,8 +116,8 @@ class Part:
         for slot in self.slots:
             storage = slot.storage
             if storage is not None and slot.is_down:
-                _take_memory(storage, slot.bytes)
                 slot.is_empty = False
+                _take_memory(storage, slot.bytes)
                 pieces.append((storage.data_ptr(), slot.offset, slot.bytes))
         passage = self.block().up(pieces)
         for slot in self.slots:
@@ -152,8 +148,8 @@ def _take_memory(storage: Any, count: int) -> None:
         memory = torch.UntypedStorage(count, device=storage.device)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         raise allocator_out_of_memory(error) from error
-    torch._C._clear_storage_data_ptr_access_error_msg(storage._cdata)
     storage._swap_data_ptr_(memory)
+    torch._C._clear_storage_data_ptr_access_error_msg(storage._cdata)
 
 
 @functools.cache
