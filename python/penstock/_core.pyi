@@ -135,6 +135,12 @@ class Engine:
     def reaches(self, other: Engine) -> bool:
         """Whether copies on this device can name memory of the other."""
 
+    @property
+    def ceilings(self) -> tuple[float, float]:
+        """
+        The link's measured bytes per second, from the device and to it; 0 if nobody has measured it.
+        """
+
     def pinned_room(self) -> tuple[int, int]:
         """
         What the budget of its pinned pool leaves, and bytes that the pool holds for later.

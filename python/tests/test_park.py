@@ -532,7 +532,7 @@ def test_it_says_what_it_did(home):
     assert repr(parked).startswith("<penstock.Parked: parked, 0.001 GB, down ")
     figures = parked.stats().as_dict()
     assert figures["bytes"] == figures["host_bytes"] == figures["down_bytes"] == 1 << 20
-    assert figures["down_gbps"] > 0 and figures["up_gbps"] == 0
+    assert figures["down_gbps"] > 0 and figures["up_gbps"] == figures["up_link_gbps"] == 0
     parked.resume()
     assert parked.stats().up_bytes == 1 << 20 and parked.stats().up_gbps > 0
     assert repr(parked).startswith("<penstock.Parked: resumed")

@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace penstock {
 namespace {
@@ -28,6 +29,16 @@ TEST(Topology, HostHasAtLeastOneOfEach) {
   EXPECT_GE(topology.numa_nodes, 1u);
   EXPECT_GE(topology.memory_bytes, std::size_t{64} << 20);
   EXPECT_EQ(&host_topology(), &topology);
+}
+
+TEST(Topology, FreeMemoryShrinksByWhatIsTaken) {
+  constexpr std::size_t kTaken = std::size_t{256} << 20;
+  const std::size_t before = free_host_memory();
+  ASSERT_LE(before, host_topology().memory_bytes);
+  ASSERT_GT(before, kTaken);
+  const std::vector<char> taken(kTaken, 'x');
+  // Other programs take and give memory meanwhile.
+  EXPECT_LT(free_host_memory(), before - kTaken / 2) << taken[kTaken / 2];
 }
 
 TEST(Topology, ProcessorsFollowTheAffinityMask) {

@@ -31,6 +31,9 @@ class ParkStatistics:
     """Of the latest `park`; with the time to pin memory, if it took some."""
     up_bytes: int = 0
     up_seconds: float = 0.0
+    down_link_gbps: float = 0.0
+    """What the links carry at best, as `penstock link` has measured them; 0 if it has not."""
+    up_link_gbps: float = 0.0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     """Bytes that the latest `park` did not copy, by reason: "frozen", "on the host"."""
 
@@ -105,7 +108,6 @@ class Parked:
     def _leave(self) -> None:
         began = time.perf_counter()
         found, skipped = self._plan()
-        down_bytes = _bytes_to_copy(self._parts)
         passages: list[_core.Passage] = []
         try:
             for part in self._parts:
@@ -117,7 +119,7 @@ class Parked:
             _end(passages)
             self._undo(error)
             raise
-        self._has_left(found, skipped, down_bytes, time.perf_counter() - began)
+        self._has_left(found, skipped, time.perf_counter() - began)
 
     def _come_back(self) -> None:
         began = time.perf_counter()
@@ -162,40 +164,47 @@ class Parked:
                 skipped["on the host"] = skipped.get("on the host", 0) + each.storage.nbytes()
             else:
                 found[each.storage._cdata] = each
-        kept = self._keep_slots(found)
+        self._keep_slots(found)
+        kept = {slot.key for part in self._parts for slot in part.slots}
         new = [each for key, each in found.items() if key not in kept]
         refuse_fixed(new, engines)
         parts = make_parts(new, engines, self._pinned)
         _refuse_without_room(parts, self._pinned)
         self._parts += parts
-        frozen = sum(slot.bytes for slot in kept.values() if slot.stamp is not None)
+        frozen = sum(part.bytes - part.bytes_to_copy for part in self._parts)
         return found, {**skipped, "frozen": frozen} if frozen else skipped
 
-    def _keep_slots(self, found: dict[int, Found]) -> dict[int, Any]:
+    def _keep_slots(self, found: dict[int, Found]) -> None:
         """Drops the slots of storages that are gone or have changed their size, and has the others copied again unless
         they are frozen and unwritten."""
-        kept = {}
         for part in self._parts:
             part.slots = [s for s in part.slots if s.key in found and s.bytes == found[s.key].storage.nbytes()]
             for slot in part.slots:
-                each = kept[slot.key] = slot, found[slot.key]
-                if not (self._skip_frozen and each[1].is_frozen and slot.stamp == each[1].stamp):
+                each = found[slot.key]
+                if not (self._skip_frozen and each.is_frozen and slot.stamp == each.stamp):
                     slot.stamp = None
         self._parts = [part for part in self._parts if part.slots]
-        return {key: slot for key, (slot, _) in kept.items()}
 
-    def _has_left(self, found: dict[int, Found], skipped: dict[str, int], down_bytes: int, seconds: float) -> None:
+    def _has_left(self, found: dict[int, Found], skipped: dict[str, int], seconds: float) -> None:
         for part in self._parts:
             for slot in part.slots:
                 slot.note(found[slot.key])
+        whole = sum(part.bytes for part in self._parts)
         self._stats = dataclasses.replace(
             self._stats,
-            bytes=sum(part.bytes for part in self._parts),
+            bytes=whole,
             host_bytes=sum(part.host_bytes for part in self._parts),
-            down_bytes=down_bytes,
+            down_bytes=whole - skipped.get("frozen", 0),
             down_seconds=seconds,
             skipped=skipped,
+            **self._link(),
         )
+
+    def _link(self) -> dict[str, float]:
+        """The ceilings of the links, all together."""
+        engines = {part.engine.spec: part.engine for part in self._parts}.values()
+        down, up = (sum(rates) / 1e9 for rates in zip((0, 0), *(engine.ceilings for engine in engines), strict=True))
+        return {"down_link_gbps": down, "up_link_gbps": up}
 
     def _has_come(self, seconds: float) -> None:
         self._stats = dataclasses.replace(self._stats, up_bytes=self._stats.bytes, up_seconds=seconds)
@@ -272,7 +281,6 @@ def _exchange(leaving: Parked, coming: Parked) -> None:
     found, skipped = leaving._plan()
     for part in leaving._parts:
         part.block()  # takes memory of the host before anything is moved
-    down_bytes = _bytes_to_copy(leaving._parts)
     waiting = list(coming._parts)
     passages: list[_core.Passage] = []
     room: dict[str, int] = {}
@@ -299,17 +307,13 @@ def _exchange(leaving: Parked, coming: Parked) -> None:
             raise coming._no_room(error) from error
         raise
     seconds = time.perf_counter() - began
-    leaving._has_left(found, skipped, down_bytes, seconds)
+    leaving._has_left(found, skipped, seconds)
     coming._has_come(seconds)
 
 
 def engine_of(device: Any) -> _core.Engine | None:
     """The engine that moves what is on a device of PyTorch; None if it is not on a GPU."""
     return engine_of_gpu(device.index) if device.type == "cuda" else None
-
-
-def _bytes_to_copy(parts: list[Part]) -> int:
-    return sum(slot.bytes for part in parts for slot in part.slots if slot.stamp is None)
 
 
 def _refuse_without_room(parts: list[Part], pinned: bool) -> None:

@@ -87,6 +87,10 @@ class Part:
         return sum(slot.bytes for slot in self.slots)
 
     @property
+    def bytes_to_copy(self) -> int:
+        return sum(slot.bytes for slot in self.slots if slot.stamp is None)
+
+    @property
     def is_down(self) -> bool:
         return any(slot.is_down for slot in self.slots)
 
@@ -97,10 +101,8 @@ class Part:
 
     def down(self) -> _core.Passage:
         """Enqueues the copy of what the block does not have."""
-        block = self.block()
-        return block.down(
-            [(slot.storage.data_ptr(), slot.offset, slot.bytes) for slot in self.slots if slot.stamp is None]
-        )
+        pieces = [(slot.storage.data_ptr(), slot.offset, slot.bytes) for slot in self.slots if slot.stamp is None]
+        return self.block().down(pieces)
 
     def empty(self) -> None:
         """Frees the memory on the device. Nothing on its way may use it."""
@@ -189,9 +191,7 @@ def find_storages(things: Any) -> list[Found]:
         storage = tensor.untyped_storage()
         if tensor.is_meta or storage.nbytes() == 0:
             continue
-        at = found.setdefault(storage._cdata, Found(name or "the tensor", storage))
-        if not any(tensor is other for other in at.tensors):
-            at.tensors.append(tensor)
+        found.setdefault(storage._cdata, Found(name or "the tensor", storage)).tensors.append(tensor)
     return list(found.values())
 
 

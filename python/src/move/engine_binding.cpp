@@ -37,6 +37,15 @@ void bind_engine(nb::module_& module) {
           "reaches",
           [](const Engine& self, const Engine& other) { return self.device().can_reach(other.device()); },
           nb::arg("other"), "Whether copies on this device can name memory of the other.")
+      .def_prop_ro(
+          "ceilings",
+          [](const Engine& self) {
+            const LinkProfile& link = self.profile();
+            return link.measured
+                       ? std::pair(link.ceiling(CopyDirection::d2h), link.ceiling(CopyDirection::h2d))
+                       : std::pair(0.0, 0.0);
+          },
+          "The link's measured bytes per second, from the device and to it; 0 if nobody has measured it.")
       .def(
           "pinned_room",
           [](Engine& self) {
