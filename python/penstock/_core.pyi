@@ -326,9 +326,6 @@ class ParkedBlock:
     def up(self, pieces: Sequence[tuple[int, int, int]]) -> Passage:
         """Copies pieces back to the device."""
 
-    @property
-    def nbytes(self) -> int: ...
-
 class FilledSlot:
     """
     A slot that a worker process has filled. It is free when its arrays are gone.

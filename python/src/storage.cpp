@@ -77,7 +77,7 @@ HostStorage::HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t al
 
 HostStorage::~HostStorage() { ::operator delete(data_, alignment_); }
 
-LentStorage::~LentStorage() {
+PinnedStorage::~PinnedStorage() {
   if (fork_generation() != generation_) return;  // a child does not have the memory
   const std::lock_guard lock(returned_->mutex);
   returned_->buffers.push_back(std::move(buffer_));

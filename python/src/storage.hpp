@@ -45,29 +45,20 @@ class HostStorage final : public Storage {
   const std::align_val_t alignment_;
 };
 
-/// Locked host memory of a pool. It goes back there at once: only the host uses it.
-class PinnedStorage final : public Storage {
- public:
-  explicit PinnedStorage(Buffer buffer) noexcept : buffer_(std::move(buffer)) { data_ = buffer_.data(); }
-
- private:
-  Buffer buffer_;
-};
-
-/// Locked memory that results have given back. A copy that the program has enqueued may still read it.
+/// Locked memory that was given back. A copy that the program has enqueued on any stream may still read it.
 struct ReturnedMemory {
   std::mutex mutex;
   std::vector<Buffer> buffers;
 };
 
-/// Locked host memory of a result, which the program may copy from on any stream.
-class LentStorage final : public Storage {
+/// Locked host memory of a pool.
+class PinnedStorage final : public Storage {
  public:
-  LentStorage(Buffer buffer, std::shared_ptr<ReturnedMemory> returned) noexcept
+  PinnedStorage(Buffer buffer, std::shared_ptr<ReturnedMemory> returned) noexcept
       : buffer_(std::move(buffer)), returned_(std::move(returned)) {
     data_ = buffer_.data();
   }
-  ~LentStorage() override;
+  ~PinnedStorage() override;
 
  private:
   Buffer buffer_;

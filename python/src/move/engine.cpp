@@ -96,40 +96,24 @@ std::shared_ptr<Storage> Engine::allocate(std::size_t bytes, bool for_torch) {
 std::shared_ptr<Storage> Engine::allocate_pinned(std::size_t bytes) {
   refuse_fork();
   const Unlocked unlocked;
-  return std::make_shared<PinnedStorage>(pinned_buffer(bytes));
+  return std::make_shared<PinnedStorage>(pinned_pool().allocate(std::max(bytes, kAlignment)), returned_);
 }
 
-std::shared_ptr<Storage> Engine::lend_pinned(std::size_t bytes) {
+std::pair<std::size_t, std::size_t> Engine::pinned_room() {
   refuse_fork();
   const Unlocked unlocked;
-  return std::make_shared<LentStorage>(pinned_buffer(bytes), returned_);
-}
-
-Pool& Engine::pinned_pool() {
-  std::call_once(pinned_made_, [this] { pinned_.emplace(make_pinned_pool(device_)); });
-  return *pinned_;
-}
-
-Buffer Engine::pinned_buffer(std::size_t bytes) {
-  take_returned();
-  return pinned_pool().allocate(std::max(bytes, kAlignment));
-}
-
-Engine::PinnedRoom Engine::pinned_room() {
-  refuse_fork();
-  const Unlocked unlocked;
-  take_returned();
   const PoolStatistics pool = pinned_pool().statistics();
   return {pool.budget_bytes - pool.used_bytes, pool.reserved_bytes - pool.used_bytes};
 }
 
-void Engine::take_returned() {
+Pool& Engine::pinned_pool() {
+  std::call_once(pinned_made_, [this] { pinned_.emplace(make_pinned_pool(device_)); });
   std::vector<Buffer> idle;
   {
     const std::lock_guard lock(returned_->mutex);
     idle.swap(returned_->buffers);
   }
-  if (idle.empty()) return;
+  if (idle.empty()) return *pinned_;
   try {
     device_.deallocate(device_.allocate(kAlignment));  // waits for the work queued on the device
   } catch (const std::exception&) {
@@ -137,6 +121,7 @@ void Engine::take_returned() {
     std::move(idle.begin(), idle.end(), std::back_inserter(returned_->buffers));
     idle.clear();
   }
+  return *pinned_;
 }
 
 void Engine::keep(PendingTransfers pending) {

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock::python {
@@ -58,14 +59,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// Locked memory of the host for this device, from a pool of its own. Blocks the host. Throws OutOfMemory.
   [[nodiscard]] std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
-  /// What the pool's budget leaves, and bytes that the pool holds for later.
-  struct PinnedRoom {
-    std::size_t budget = 0;
-    std::size_t idle = 0;
-  };
-  [[nodiscard]] PinnedRoom pinned_room();
-  /// As allocate_pinned, for a result of which the program's own copies may come.
-  [[nodiscard]] std::shared_ptr<Storage> lend_pinned(std::size_t bytes);
+  /// What that pool's budget leaves, and bytes that it holds for later.
+  [[nodiscard]] std::pair<std::size_t, std::size_t> pinned_room();
 
   /// Releases the memory of finished transfers. Does not block.
   void reap();
@@ -90,11 +85,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::size_t in_flight();
 
  private:
+  /// After it has got back what was returned, once no copy reads that any more. Without the interpreter's
+  /// lock.
   [[nodiscard]] Pool& pinned_pool();
-  /// Without the interpreter's lock.
-  [[nodiscard]] Buffer pinned_buffer(std::size_t bytes);
-  /// Gives the pool back what results have returned, once no copy reads it any more.
-  void take_returned();
 
   friend class WeightLoad;
   friend class Group;

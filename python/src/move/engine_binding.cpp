@@ -46,13 +46,8 @@ void bind_engine(nb::module_& module) {
                        : std::pair(0.0, 0.0);
           },
           "The link's measured bytes per second, from the device and to it; 0 if nobody has measured it.")
-      .def(
-          "pinned_room",
-          [](Engine& self) {
-            const Engine::PinnedRoom room = self.pinned_room();
-            return std::pair(room.budget, room.idle);
-          },
-          "What the budget of its pinned pool leaves, and bytes that the pool holds for later.")
+      .def("pinned_room", &Engine::pinned_room,
+           "What the budget of its pinned pool leaves, and bytes that the pool holds for later.")
       .def(
           "made",
           [](const Engine& self, std::uintptr_t address) {

@@ -52,7 +52,7 @@ struct Pinning {
   }
   [[nodiscard]] HostTarget make(const Leaf& leaf, const EnginePointer& of_leaf) const {
     Engine& owner = of_leaf && of_leaf->is_cuda() ? *of_leaf : *engine;
-    return make_target(leaf, owner.lend_pinned(leaf.bytes), MemoryKind::pinned);
+    return make_target(leaf, owner.allocate_pinned(leaf.bytes), MemoryKind::pinned);
   }
 };
 

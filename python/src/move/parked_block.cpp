@@ -30,7 +30,7 @@ void Passage::wait() const {
 }
 
 ParkedBlock::ParkedBlock(std::shared_ptr<Engine> engine, std::size_t bytes, bool pinned)
-    : engine_(std::move(engine)), bytes_(bytes), kind_(pinned ? MemoryKind::pinned : MemoryKind::pageable) {
+    : engine_(std::move(engine)), kind_(pinned ? MemoryKind::pinned : MemoryKind::pageable) {
   engine_->refuse_closed();
   if (pinned) {
     memory_ = engine_->allocate_pinned(bytes);
@@ -70,8 +70,7 @@ void bind_parked_block(nb::module_& module) {
            nb::arg("pinned"))
       .def("down", &ParkedBlock::down, nb::arg("pieces"),
            "Copies pieces into the block: (address on the device, offset in the block, bytes).")
-      .def("up", &ParkedBlock::up, nb::arg("pieces"), "Copies pieces back to the device.")
-      .def_prop_ro("nbytes", &ParkedBlock::bytes);
+      .def("up", &ParkedBlock::up, nb::arg("pieces"), "Copies pieces back to the device.");
 }
 
 }  // namespace penstock::python

@@ -50,13 +50,11 @@ class ParkedBlock {
   [[nodiscard]] Passage up(const std::vector<Piece>& pieces) const {
     return copy(pieces, CopyDirection::h2d);
   }
-  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
  private:
   [[nodiscard]] Passage copy(const std::vector<Piece>& pieces, CopyDirection direction) const;
 
   std::shared_ptr<Engine> engine_;
-  std::size_t bytes_;
   MemoryKind kind_;
   std::shared_ptr<Storage> memory_;
 };
