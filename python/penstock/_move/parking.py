@@ -119,7 +119,7 @@ class Parked:
             _end(passages)
             self._undo(error)
             raise
-        self._has_left(found, skipped, time.perf_counter() - began)
+        self._has_left(found, skipped, began)
 
     def _come_back(self) -> None:
         began = time.perf_counter()
@@ -135,7 +135,7 @@ class Parked:
             if isinstance(error, OutOfMemory):
                 raise self._no_room(error) from error
             raise
-        self._has_come(time.perf_counter() - began)
+        self._has_come(began)
 
     def _undo(self, error: BaseException) -> None:
         """After an error while it leaves: what has left comes back."""
@@ -185,7 +185,7 @@ class Parked:
                     slot.stamp = None
         self._parts = [part for part in self._parts if part.slots]
 
-    def _has_left(self, found: dict[int, Found], skipped: dict[str, int], seconds: float) -> None:
+    def _has_left(self, found: dict[int, Found], skipped: dict[str, int], began: float) -> None:
         for part in self._parts:
             for slot in part.slots:
                 slot.note(found[slot.key])
@@ -195,7 +195,7 @@ class Parked:
             bytes=whole,
             host_bytes=sum(part.host_bytes for part in self._parts),
             down_bytes=whole - skipped.get("frozen", 0),
-            down_seconds=seconds,
+            down_seconds=time.perf_counter() - began,
             skipped=skipped,
             **self._link(),
         )
@@ -206,7 +206,8 @@ class Parked:
         down, up = (sum(rates) / 1e9 for rates in zip((0, 0), *(engine.ceilings for engine in engines), strict=True))
         return {"down_link_gbps": down, "up_link_gbps": up}
 
-    def _has_come(self, seconds: float) -> None:
+    def _has_come(self, began: float) -> None:
+        seconds = time.perf_counter() - began
         self._stats = dataclasses.replace(self._stats, up_bytes=self._stats.bytes, up_seconds=seconds)
 
     def _no_room(self, error: OutOfMemory) -> OutOfMemory:
@@ -221,14 +222,13 @@ class Parked:
 def park(things: Any, where: str = "pinned", *, skip_frozen: bool = False) -> Parked:
     """Take the tensors of modules, optimizers and nests off their GPUs, and return what brings them back.
 
-    All bytes of their storages are copied to memory of the host. Then PyTorch's allocator has the GPU's memory: give it
-    to other processes by `torch.cuda.empty_cache()`. Parameters, buffers, gradients and optimizer state stay the same
-    objects, with their views, ties, hooks and `requires_grad`; a graph of autograd that has saved them stays valid.
+    Their storages are copied to memory of the host and emptied; PyTorch's allocator then has the GPU's memory.
+    Parameters, buffers, gradients and optimizer state stay the same objects, with their views, ties and hooks.
     `Parked.resume()` gives each storage memory and its bytes again, at another address. Until then PyTorch raises an
-    error for what uses them. Tensors on the host stay there.
+    error for what uses them. Tensors on the host stay there. docs/park.md says more.
 
-    The copies come after the work that is queued on PyTorch's current stream. Work on other streams must be done. The
-    host blocks until the bytes are on the host. Only one thread may use the tensors during the call.
+    The copies come after the work that is queued on PyTorch's current stream. Work on other streams must be done. It
+    blocks until the bytes are on the host. Only one thread may use the tensors during the call.
 
     `where`: "pinned" is page-locked memory of penstock's pools, of the exact size, at the speed of the link. The Parked
     keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory.
@@ -285,11 +285,9 @@ def _exchange(leaving: Parked, coming: Parked) -> None:
     passages: list[_core.Passage] = []
     room: dict[str, int] = {}
     try:
-        downs = []
         for part in leaving._parts:
-            downs.append(part.down())
-            passages.append(downs[-1])
-        for part, down in zip(leaving._parts, downs, strict=True):
+            passages.append(part.down())
+        for part, down in zip(leaving._parts, tuple(passages), strict=True):
             down.wait()
             part.empty()
             room[part.engine.spec] = room.get(part.engine.spec, 0) + part.bytes
@@ -306,9 +304,8 @@ def _exchange(leaving: Parked, coming: Parked) -> None:
         if isinstance(error, OutOfMemory):
             raise coming._no_room(error) from error
         raise
-    seconds = time.perf_counter() - began
-    leaving._has_left(found, skipped, seconds)
-    coming._has_come(seconds)
+    leaving._has_left(found, skipped, began)
+    coming._has_come(began)
 
 
 def engine_of(device: Any) -> _core.Engine | None:
