@@ -301,7 +301,7 @@ def test_tensors_around_tensors(home):
 
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh(home, (1,))
+    mesh = init_device_mesh(torch.device(home).type, (1,))
     weights = torch.nn.Parameter(DTensor.from_local(torch.rand(50, 3, device=home), mesh, [Replicate()]))
     expected = weights.to_local().detach().clone()
     with penstock.parked([weights]) as parked:
@@ -492,7 +492,7 @@ def test_room_that_penstock_holds_counts(home, monkeypatch):
     monkeypatch.setattr(_core, "free_host_memory_bytes", lambda: 0)
     penstock.park(torch.rand(1 << 20, device=home))
     with pytest.raises(penstock.OutOfMemory):
-        penstock.park(torch.rand(64 << 20, device=home))
+        penstock.park(torch.empty(engine.pinned_room()[1] + 1, dtype=torch.uint8, device=home))
 
 
 def test_a_forked_process_does_not_resume(home):
