@@ -224,8 +224,8 @@ def park(things: Any, where: str = "pinned", *, skip_frozen: bool = False) -> Pa
 
     Their storages are copied to memory of the host and emptied; PyTorch's allocator then has the GPU's memory.
     Parameters, buffers, gradients and optimizer state stay the same objects, with their views, ties and hooks.
-    `Parked.resume()` gives each storage memory and its bytes again, at another address. Until then PyTorch raises an
-    error for what uses them. Tensors on the host stay there. docs/park.md says more.
+    `Parked.resume()` gives each storage memory and its bytes again, at another address. Until then PyTorch, from
+    2.12 on, raises an error for what uses them. Tensors on the host stay there. docs/park.md says more.
 
     The copies come after the work that is queued on PyTorch's current stream. Work on other streams must be done. It
     blocks until the bytes are on the host. Only one thread may use the tensors during the call.

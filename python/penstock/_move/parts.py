@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -128,42 +127,41 @@ class Part:
 
 
 def _give_memory_back(storage: Any, name: str) -> None:
-    """Leaves the storage its size, without memory: PyTorch raises an error that names it for what would use it. Older
-    PyTorch has no such error; there the size goes, too, and kernels that do not look at it read address 0."""
+    """Leaves the storage its size, without memory: PyTorch raises an error that names it for what would use it. If
+    PyTorch cannot swap memory, the size goes, too, and kernels that do not look at it read address 0."""
     torch = sys.modules["torch"]
-    if not _names_what_is_parked():
+    if not _swaps_memory():
         storage.resize_(0)
         return
     storage._swap_data_ptr_(torch._C._construct_storage_from_data_pointer(0, storage.device, storage.nbytes()))
-    torch._C._set_storage_data_ptr_access_error_msg(
-        storage._cdata,
-        f"{name} is parked: its bytes are on the host. Call resume() of its penstock.Parked before it is used.",
-    )
+    if has(torch._C, "_set_storage_data_ptr_access_error_msg"):  # PyTorch without CUDA has none
+        torch._C._set_storage_data_ptr_access_error_msg(
+            storage._cdata,
+            f"{name} is parked: its bytes are on the host. Call resume() of its penstock.Parked before it is used.",
+        )
 
 
 def _take_memory(storage: Any, count: int) -> None:
-    torch = sys.modules["torch"]
     try:
-        if not _names_what_is_parked():
+        if not _swaps_memory():
             storage.resize_(count)
             return
-        memory = torch.UntypedStorage(count, device=storage.device)
+        memory = sys.modules["torch"].UntypedStorage(count, device=storage.device)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         raise allocator_out_of_memory(error) from error
-    storage._swap_data_ptr_(memory)
-    torch._C._clear_storage_data_ptr_access_error_msg(storage._cdata)
+    storage._swap_data_ptr_(memory)  # and the error of use, which goes with `memory`
 
 
-@functools.cache
-def _names_what_is_parked() -> bool:
-    return has(sys.modules["torch"]._C, "_clear_storage_data_ptr_access_error_msg")
+def _swaps_memory() -> bool:
+    """True from PyTorch 2.12 on."""
+    return has(sys.modules["torch"].UntypedStorage, "_swap_data_ptr_")
 
 
 def _is_empty(storage: Any) -> bool:
-    functions = sys.modules["torch"]._C
-    return storage.nbytes() == 0 or (
-        _names_what_is_parked() and functions._storage_throw_on_immutable_data_ptr(storage._cdata)
-    )
+    try:
+        return storage.nbytes() == 0 or storage.data_ptr() == 0
+    except RuntimeError:  # that of use
+        return True
 
 
 def make_parts(found: list[Found], engines: dict[Any, _core.Engine], pinned: bool) -> list[Part]:
@@ -204,8 +202,10 @@ def refuse_fixed(found: list[Found], engines: dict[Any, _core.Engine]) -> None:
         pool = bisect.bisect_right(pools, (address, sys.maxsize)) - 1
         if pool >= 0 and address < pools[pool][1]:
             why = "lies in the memory of a CUDA graph, or in another pool of PyTorch than the common one"
-        elif not storage.resizable() and not (_names_what_is_parked() and engines[storage.device].made(address)):
+        elif not storage.resizable() and not engines[storage.device].made(address):
             why = "lies in memory of another library or process"
+        elif not storage.resizable() and not _swaps_memory():
+            why = "lies in memory of penstock, which PyTorch swaps from version 2.12 on"
         if why is not None:
             raise InvalidArgument(f"{each.name} cannot be parked: it {why}. Clone it.")
 
