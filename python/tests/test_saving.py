@@ -207,6 +207,7 @@ def test_a_save_that_is_refused_leaves_the_memory_for_the_next(path):
 def test_memory_that_was_freed_for_a_save_without_room_serves_no_other(path):
     first = save_ones(9 << 20, path)
     large = torch.zeros(256 << 20, dtype=torch.uint8)
+    gc.collect()  # what other tests left, such as slots of workers, would free addresses later
     addresses = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (addresses + (64 << 20), before[1]))
