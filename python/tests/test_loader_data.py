@@ -40,6 +40,39 @@ def refusal(data, **options):
     return str(raised.value)
 
 
+class TestWindows:
+    """Samples that overlap are read where they lie."""
+
+    SERIES = np.random.default_rng(5).integers(0, 2**16, 1 << 14, np.uint16)
+
+    @pytest.mark.parametrize("step", [1, 3])
+    @pytest.mark.parametrize("kind", ["array", "map", "tensor"])
+    def test_windows_of_a_series(self, device, tmp_path, kind, step):
+        windows = np.lib.stride_tricks.sliding_window_view(self.SERIES, 9)[::step]
+        data = windows
+        if kind == "map":
+            self.SERIES.tofile(tmp_path / "tokens.bin")
+            mapped = np.memmap(tmp_path / "tokens.bin", np.uint16)
+            data = np.lib.stride_tricks.sliding_window_view(mapped, 9)[::step]
+        elif kind == "tensor":
+            data = torch.from_numpy(self.SERIES.view(np.int16)).unfold(0, 9, step)
+        got = torch.cat([batch.cpu() for batch in penstock.Loader(data, 1000, device=device, to="int64")])
+        assert torch.equal(got if kind != "tensor" else got % 2**16, torch.from_numpy(windows.astype(np.int64)))
+
+    def test_windows_are_not_multiplied_out(self):
+        windows = np.lib.stride_tricks.sliding_window_view(np.zeros(1 << 24, np.uint16), 1 << 16)  # 2 TiB
+        batch = next(iter(penstock.Loader({"x": windows, "y": windows}, 2, shuffle=True, device="host")))
+        assert batch["x"].shape == batch["y"].shape == (2, 1 << 16)
+
+    def test_windows_of_rows(self, device):
+        series = np.arange(60, dtype=np.float32).reshape(20, 3)
+        windows = np.moveaxis(np.lib.stride_tricks.sliding_window_view(series, 4, axis=0), -1, 1)
+        got = torch.cat([batch.cpu() for batch in penstock.Loader(windows, 5, device=device)])
+        assert torch.equal(got, torch.from_numpy(windows.copy()))
+        huge = np.lib.stride_tricks.sliding_window_view(np.zeros((1 << 20, 256), np.float32), 1 << 19, axis=0)
+        assert "numpy.moveaxis(x, -1, 1)" in refusal(huge)
+
+
 class TestFiles:
     @pytest.fixture(autouse=True)
     def _files(self, tmp_path, monkeypatch):

@@ -93,7 +93,7 @@ class StridedReader final : public FieldReader {
   std::uint64_t sample_count() const noexcept override {
     return (memory_.size() - sample_bytes_) / stride_ + 1;
   }
-  bool is_strided() const noexcept override { return true; }
+  bool is_strided() const noexcept override { return stride_ > sample_bytes_; }
 
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind /*stores*/) const override {
@@ -159,7 +159,7 @@ std::shared_ptr<const FieldReader> read_rows(std::string name,
 std::shared_ptr<const FieldReader> read_strided(Field field, std::span<const std::byte> memory,
                                                 std::size_t stride, std::shared_ptr<const void> keep_alive) {
   const std::size_t bytes = field.sample_bytes();
-  if (bytes == 0 || stride < bytes || memory.size() < bytes || (memory.size() - bytes) % stride != 0) {
+  if (bytes == 0 || stride == 0 || memory.size() < bytes || (memory.size() - bytes) % stride != 0) {
     throw InvalidArgument(
         fmt::format("Samples of field '{}' have {} bytes: {} bytes do not hold one every {} bytes.",
                     field.name, bytes, memory.size(), stride));

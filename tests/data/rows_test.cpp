@@ -115,7 +115,7 @@ TEST(StridedField, RefusesWhatDoesNotFit) {
   const std::vector<std::byte> memory(56);
   const Field number{"number", DType::int64, {}};
   for (const auto& [bytes, stride] :
-       {std::pair<std::size_t, std::size_t>{56, 0}, {56, 7}, {55, 16}, {48, 16}, {7, 16}, {0, 8}}) {
+       {std::pair<std::size_t, std::size_t>{56, 0}, {56, 5}, {55, 16}, {48, 16}, {7, 16}, {0, 8}}) {
     expect_error<InvalidArgument>(
         [&] { (void)read_strided(number, std::span(memory).first(bytes), stride, nullptr); },
         {"'number' have 8 bytes"});
@@ -124,6 +124,19 @@ TEST(StridedField, RefusesWhatDoesNotFit) {
                                 {"'none' have 0 bytes"});
   EXPECT_EQ(read_strided(number, memory, 16, nullptr)->sample_count(), 4U);
   EXPECT_EQ(read_strided(number, std::span(memory).first(8), 16, nullptr)->sample_count(), 1U);
+}
+
+TEST(StridedField, WindowsOverlap) {
+  const std::vector<std::uint16_t> series = {0, 1, 2, 3, 4, 5, 6};
+  const Dataset windows(
+      {read_strided({"window", DType::uint16, {3}}, std::as_bytes(std::span(series)), 4, nullptr)});
+  EXPECT_EQ(windows.sample_count(), 3U);
+  EXPECT_FALSE(windows.is_strided(0));  // or a loader would copy them one behind the other
+  EXPECT_TRUE(windows.memory(0).empty());
+  std::vector<std::uint16_t> got(6, 99);
+  const std::uint64_t indices[] = {2, 0};
+  windows.gather(0, indices, std::as_writable_bytes(std::span(got)));
+  EXPECT_EQ(got, (std::vector<std::uint16_t>{4, 5, 6, 0, 1, 2}));
 }
 
 TEST(StridedField, IsCopied) {

@@ -28,8 +28,8 @@ struct RowLayout {
     std::string name, std::vector<std::shared_ptr<const FieldReader>> fields, RowLayout layout);
 
 /// Samples that lie at equal distances: sample i at byte i * `stride` of `memory`, which the last one ends.
-/// The caller owns `memory`; `keep_alive` as for read_array. The reader's memory() is empty. Throws
-/// InvalidArgument if samples overlap, or `memory` does not end with a sample.
+/// Samples may overlap, as windows of a series do. The caller owns `memory`; `keep_alive` as for read_array.
+/// The reader's memory() is empty. Throws InvalidArgument if `memory` does not end with a sample.
 [[nodiscard]] std::shared_ptr<const FieldReader> read_strided(Field field, std::span<const std::byte> memory,
                                                               std::size_t stride,
                                                               std::shared_ptr<const void> keep_alive);

@@ -239,7 +239,7 @@ def _tensor(value: Any, name: str, torch: Any) -> Any:
         raise _no_numbers("Field", name, value.dtype, "Complex numbers become pairs: torch.view_as_real(x).")
     _refuse_empty(value.shape, name)
     plain = value.detach().as_subclass(torch.Tensor)
-    whole = plain if _lies_apart(plain.shape, plain.stride(), 1) else plain.contiguous()
+    whole = plain if _is_read_in_place(plain.shape, plain.stride(), 1) else plain.contiguous()
     return whole.resolve_neg()
 
 
@@ -254,9 +254,15 @@ def _numbers(array: Any, name: str) -> Any:
         raise InvalidArgument(f"Field '{name}' is a scalar; its first axis must count samples.")
     _refuse_empty(array.shape, name)
     as_it_is = array.flags.aligned and array.dtype.isnative
-    if as_it_is and _lies_apart(array.shape, array.strides, array.itemsize):
+    if as_it_is and _is_read_in_place(array.shape, array.strides, array.itemsize):
         return array
-    return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    try:
+        return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    except MemoryError as error:
+        raise InvalidArgument(
+            f"The samples of field '{name}' have gaps within them, and a copy without them does not fit into memory: "
+            f"{error}. If these are windows of a series, numpy.moveaxis(x, -1, 1) has none, and is read where it lies."
+        ) from None
 
 
 _IF_SHAPES_DIFFER = (
@@ -333,15 +339,15 @@ def _matrix(columns: Mapping[Any, Any], name: str) -> Any:
     return matrix
 
 
-def _lies_apart(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
-    """True if there are gaps between samples and none within them, as in a column of a matrix: it is read where it
-    lies. `item` is the size of a value, in the unit of the strides."""
+def _is_read_in_place(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """True if samples have no gaps within them, but lie apart, as in a column of a matrix, or overlap, as windows of a
+    series do. `item` is the size of a value, in the unit of the strides."""
     sample = item
     for extent, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
         if extent != 1 and stride != sample:
             return False
         sample *= extent
-    return len(shape) > 0 and shape[0] > 1 and strides[0] > sample > 0
+    return len(shape) > 0 and shape[0] > 1 and strides[0] > 0 < sample != strides[0]
 
 
 # Tables: pandas, polars, Arrow, Hugging Face. Each column keeps its own type.

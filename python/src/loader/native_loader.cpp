@@ -65,7 +65,7 @@ std::size_t describe_samples(Leaf& leaf, const std::string& name, const nb::obje
   if (read_exactly(leaf, array.ptr())) return 0;
   if (nb::len(array) < 2 || !read_exactly(leaf, nb::object(array[nb::slice(0, 1)]).ptr())) refuse_array(name);
   const std::int64_t stride = stride_of(array, leaf);
-  if (stride <= static_cast<std::int64_t>(leaf.bytes)) refuse_array(name);
+  if (stride <= 0) refuse_array(name);
   leaf.bytes += (nb::len(array) - 1) * static_cast<std::size_t>(stride);
   return static_cast<std::size_t>(stride);
 }

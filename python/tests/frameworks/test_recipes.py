@@ -160,8 +160,9 @@ def test_a_tree_for_one_process_over_the_links_of_all(tmp_path):
     assert first == [list(range(LENGTH))] and second == []
 
 
-def test_what_may_be_fed(capsys):
+def test_what_may_be_fed(capsys, tmp_path, monkeypatch):
     pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
     names = {}
     for section in ("Batches: feed and to_device", "Datasets: Loader"):
         for program in blocks("docs/feeding-what.md", section):
