@@ -88,7 +88,8 @@ struct Pointer {
 };
 
 /// True if the driver knows both ends of [address, address + bytes), and `is` holds for them.
-bool are_ends(const Driver& driver, Address address, std::size_t bytes, FunctionRef<bool(const Pointer&)> is) {
+bool are_ends(const Driver& driver, Address address, std::size_t bytes,
+              FunctionRef<bool(const Pointer&)> is) {
   constexpr std::array kAttributes = {1, 2, 8, 9};  // CUpointer_attribute, as Pointer has them
   for (const Address at : {address, address + bytes - 1}) {
     Pointer pointer;

@@ -11,8 +11,8 @@
 namespace penstock::run {
 
 /// Makes copies in a device's primary context, as the driver does: it enqueues parts on the program's own
-/// stream, which pass through pinned memory. All host workers move the bytes there, and not the calling thread
-/// alone. Thread-safe.
+/// stream, which pass through pinned memory. All host workers move the bytes there, and not the calling
+/// thread alone. Thread-safe.
 class DeviceCopier {
  public:
   /// `library`: the driver's file. Opens nothing yet.

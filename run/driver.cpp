@@ -13,9 +13,9 @@ Driver::Driver(const std::string& path) {
   const auto get = reinterpret_cast<GetProcAddress>(real_dlsym(library, "cuGetProcAddress_v2"));
   if (get == nullptr) return;
   complete = true;
-#define PENSTOCK_RUN_FIND(member, name, version, parameters)                                     \
-  complete &= get(#name, reinterpret_cast<void**>(&member), version, 0, nullptr) == kSuccess && \
-              member != nullptr;
+#define PENSTOCK_RUN_FIND(member, name, version, parameters) \
+  complete &=                                                \
+      get(#name, reinterpret_cast<void**>(&member), version, 0, nullptr) == kSuccess && member != nullptr;
   PENSTOCK_RUN_DRIVER(PENSTOCK_RUN_FIND)
 #undef PENSTOCK_RUN_FIND
 }

@@ -48,11 +48,10 @@ struct Entry {
 };
 
 #define ENTRY(symbol, name, since, default_stream, ...) \
-  {#symbol, #name, since, DefaultStream::default_stream,                 \
-   [] { return reinterpret_cast<void*>(&::symbol); }},
+  {#symbol, #name, since, DefaultStream::default_stream, [] { return reinterpret_cast<void*>(&::symbol); }},
 // Without a constructor: other libraries look functions up before this one is initialised.
 constinit Entry entries[] = {PENSTOCK_RUN_BLOCKING_COPIES(ENTRY) PENSTOCK_RUN_ASYNC_COPIES(ENTRY)
-                       PENSTOCK_RUN_OTHER_ENTRIES(ENTRY)};
+                                 PENSTOCK_RUN_OTHER_ENTRIES(ENTRY)};
 #undef ENTRY
 
 enum Index : std::size_t {
@@ -141,18 +140,18 @@ std::string library_of(const void* function) {
 
 using namespace penstock::run;
 
-#define DEFINE_COPY(symbol, name, since, default_stream, ends)                            \
-  Result symbol(Address to, Address from, std::size_t bytes) {                            \
-    const Stream stream = named(nullptr, DefaultStream::default_stream);                  \
-    return copy({to, from, bytes, stream, Ends::ends, true}, real_of(k_##symbol),         \
-                [&] { return call_real(k_##symbol, to, from, bytes); });                  \
+#define DEFINE_COPY(symbol, name, since, default_stream, ends)                    \
+  Result symbol(Address to, Address from, std::size_t bytes) {                    \
+    const Stream stream = named(nullptr, DefaultStream::default_stream);          \
+    return copy({to, from, bytes, stream, Ends::ends, true}, real_of(k_##symbol), \
+                [&] { return call_real(k_##symbol, to, from, bytes); });          \
   }
 PENSTOCK_RUN_BLOCKING_COPIES(DEFINE_COPY)
 #undef DEFINE_COPY
-#define DEFINE_COPY(symbol, name, since, default_stream, ends)                                         \
-  Result symbol(Address to, Address from, std::size_t bytes, Stream stream) {                          \
-    return copy({to, from, bytes, named(stream, DefaultStream::default_stream), Ends::ends, false},    \
-                real_of(k_##symbol), [&] { return call_real(k_##symbol, to, from, bytes, stream); });  \
+#define DEFINE_COPY(symbol, name, since, default_stream, ends)                                        \
+  Result symbol(Address to, Address from, std::size_t bytes, Stream stream) {                         \
+    return copy({to, from, bytes, named(stream, DefaultStream::default_stream), Ends::ends, false},   \
+                real_of(k_##symbol), [&] { return call_real(k_##symbol, to, from, bytes, stream); }); \
   }
 PENSTOCK_RUN_ASYNC_COPIES(DEFINE_COPY)
 #undef DEFINE_COPY

@@ -56,8 +56,8 @@ void add(Timing& timing, std::size_t bytes, std::uint64_t nanoseconds) noexcept 
   if (nanoseconds == 0) return;
   add(timing.timed, bytes);
   add(timing.nanoseconds, nanoseconds);
-  raise(timing.best, static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 /
-                                                static_cast<double>(nanoseconds)));
+  raise(timing.best,
+        static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(nanoseconds)));
 }
 
 }  // namespace penstock::run

@@ -6,30 +6,30 @@
 
 /// How this library comes between a program and its driver. A program that is linked to the driver finds this
 /// library's functions first, which are named as the driver's. Other programs, and CUDA's runtime, ask
-/// dlsym and cuGetProcAddress, whose answers are replaced. This library's own code asks the same functions and
-/// gets the driver's entries.
+/// dlsym and cuGetProcAddress, whose answers are replaced. This library's own code asks the same functions
+/// and gets the driver's entries.
 namespace penstock::run {
 
 /// X(symbol of the driver, name that cuGetProcAddress knows, version since, default stream, ends)
-#define PENSTOCK_RUN_BLOCKING_COPIES(X)                                  \
-  X(cuMemcpyHtoD_v2, cuMemcpyHtoD, 3020, legacy, to_device)              \
-  X(cuMemcpyHtoD_v2_ptds, cuMemcpyHtoD, 3020, per_thread, to_device)     \
-  X(cuMemcpyDtoH_v2, cuMemcpyDtoH, 3020, legacy, to_host)                \
-  X(cuMemcpyDtoH_v2_ptds, cuMemcpyDtoH, 3020, per_thread, to_host)       \
-  X(cuMemcpy, cuMemcpy, 4000, legacy, any)                               \
+#define PENSTOCK_RUN_BLOCKING_COPIES(X)                              \
+  X(cuMemcpyHtoD_v2, cuMemcpyHtoD, 3020, legacy, to_device)          \
+  X(cuMemcpyHtoD_v2_ptds, cuMemcpyHtoD, 3020, per_thread, to_device) \
+  X(cuMemcpyDtoH_v2, cuMemcpyDtoH, 3020, legacy, to_host)            \
+  X(cuMemcpyDtoH_v2_ptds, cuMemcpyDtoH, 3020, per_thread, to_host)   \
+  X(cuMemcpy, cuMemcpy, 4000, legacy, any)                           \
   X(cuMemcpy_ptds, cuMemcpy, 4000, per_thread, any)
-#define PENSTOCK_RUN_ASYNC_COPIES(X)                                               \
-  X(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync, 3020, legacy, to_device)              \
-  X(cuMemcpyHtoDAsync_v2_ptsz, cuMemcpyHtoDAsync, 3020, per_thread, to_device)     \
-  X(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync, 3020, legacy, to_host)                \
-  X(cuMemcpyDtoHAsync_v2_ptsz, cuMemcpyDtoHAsync, 3020, per_thread, to_host)       \
-  X(cuMemcpyAsync, cuMemcpyAsync, 4000, legacy, any)                               \
+#define PENSTOCK_RUN_ASYNC_COPIES(X)                                           \
+  X(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync, 3020, legacy, to_device)          \
+  X(cuMemcpyHtoDAsync_v2_ptsz, cuMemcpyHtoDAsync, 3020, per_thread, to_device) \
+  X(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync, 3020, legacy, to_host)            \
+  X(cuMemcpyDtoHAsync_v2_ptsz, cuMemcpyDtoHAsync, 3020, per_thread, to_host)   \
+  X(cuMemcpyAsync, cuMemcpyAsync, 4000, legacy, any)                           \
   X(cuMemcpyAsync_ptsz, cuMemcpyAsync, 4000, per_thread, any)
 /// The same without ends: what a copy must know of.
-#define PENSTOCK_RUN_OTHER_ENTRIES(X)                                                        \
-  X(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, either)                      \
-  X(cuGetProcAddress, cuGetProcAddress, 11030, legacy)                                       \
-  X(cuGetProcAddress_v2, cuGetProcAddress, 12000, legacy)                                    \
+#define PENSTOCK_RUN_OTHER_ENTRIES(X)                                   \
+  X(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, either) \
+  X(cuGetProcAddress, cuGetProcAddress, 11030, legacy)                  \
+  X(cuGetProcAddress_v2, cuGetProcAddress, 12000, legacy)               \
   X(cuGetProcAddress_v2_ptsz, cuGetProcAddress, 12000, per_thread)
 
 /// The function that stands in for the driver's `symbol`, whose own is `real`. Null if none does, or if

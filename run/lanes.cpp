@@ -26,7 +26,8 @@ Lanes::Use Lanes::take(Stream stream) {
   const std::pair user(stream, thread);
   const std::lock_guard lock(mutex_);
   const auto find = [this](auto&& fits) {
-    const auto found = std::ranges::find_if(lanes_, [&](const auto& lane) { return !lane->taken && fits(*lane); });
+    const auto found =
+        std::ranges::find_if(lanes_, [&](const auto& lane) { return !lane->taken && fits(*lane); });
     return found != lanes_.end() ? found->get() : nullptr;
   };
   Lane* lane = find([&user](const Lane& one) { return one.user == user; });

@@ -27,8 +27,8 @@ struct Lane {
   bool taken = false;
 };
 
-/// The lanes of a device. A copy has a lane for itself, and waits for no stream but its own: who waits for the
-/// work of another stream may wait forever. Thread-safe.
+/// The lanes of a device. A copy has a lane for itself, and waits for no stream but its own: who waits for
+/// the work of another stream may wait forever. Thread-safe.
 class Lanes {
  public:
   explicit Lanes(const Device& device);

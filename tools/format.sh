@@ -8,7 +8,7 @@ if [ "${1:-}" = --check ]; then
   mode=(--dry-run -Werror)
 fi
 folders=()
-for folder in include src cli doctor tests benchmarks fuzz python examples; do
+for folder in include src cli run doctor tests benchmarks fuzz python examples; do
   if [ -d "$folder" ]; then folders+=("$folder"); fi
 done
 find "${folders[@]}" \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' \) -print0 |
