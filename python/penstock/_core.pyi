@@ -686,7 +686,7 @@ class FeedIteration:
     def leave(self, over: bool) -> None: ...
 
 class FileField:
-    """An array in a file."""
+    """An array that the library reads: in a file, in chunks, or decoded."""
 
     @property
     def name(self) -> str: ...
@@ -701,6 +701,11 @@ class FileField:
 
     def __getitem__(self, index: int) -> object:
         """One sample, in memory of its own."""
+
+def chunks_field(arrays: list, rows: bytes) -> FileField:
+    """
+    The rows of arrays, one behind the other, or in the order `rows` of 64-bit numbers.
+    """
 
 def open_files(path: str | os.PathLike) -> list[FileField]:
     """

@@ -12,6 +12,7 @@ from .. import _core
 from .._checks import has, is_number, numpy_for
 from .._errors import InvalidArgument
 from .._move.containers import contents_of, like
+from .chunks import Chunks, column_of, side_by_side
 
 Build = Callable[[list[Any]], Any]
 
@@ -25,6 +26,11 @@ class Fields(NamedTuple):
     build: Build
     is_table: bool = False
     of_tables: frozenset[str] = frozenset()  # names of fields that are a column of a table, or a matrix of its columns
+
+    def named(self) -> list[tuple[str, Any]]:
+        """The arrays as the C++ side takes them."""
+        arrays = (array.field if isinstance(array, Chunks) else array for array in self.arrays)
+        return list(zip(self.names, arrays, strict=True))
 
 
 def fields_of(data: Any) -> Fields:
@@ -177,6 +183,8 @@ def _array(value: Any, name: str) -> Any:
         return _file(value, name)
     if is_pictures(value):
         return value.field
+    if isinstance(value, Chunks):
+        return value
     if _is_column(value):
         return _column(value, name)
     if _is_table(value):
@@ -323,7 +331,7 @@ def _matrix(columns: Mapping[Any, Any], name: str) -> Any:
     """The columns of a table side by side, in the type that holds all of them."""
     import numpy
 
-    parts = {key: _column(value, key) for key, value in columns.items()}
+    parts = {key: side_by_side(_column(value, key)) for key, value in columns.items()}
     if not parts:
         raise InvalidArgument(f"Field '{name}' is a table without columns.")
     dtype = numpy.result_type(*(part.dtype for part in parts.values()))
@@ -393,11 +401,9 @@ def _hugging_face(data: Any) -> Mapping[Any, Any]:
         )
     if "dtype" in data.format["format_kwargs"]:
         raise InvalidArgument("This dataset's format asks for another dtype: reset_format(), and pass `to=` instead.")
-    table = data.data
-    indices = None if data._indices is None else data._indices.column(0).to_numpy()
+    rows = None if data._indices is None else data._indices.column(0).to_numpy()
     names = data.format["columns"] or data.column_names
-    columns = {name: _column(table.column(name), name) for name in names}
-    return columns if indices is None else {name: column[indices] for name, column in columns.items()}
+    return {name: _arrow(data.data.column(name), name, rows) for name in names}
 
 
 def _is_column(value: Any) -> bool:
@@ -417,10 +423,10 @@ def _column(value: Any, name: Any) -> Any:
         if value.null_count():
             raise _nulls(name, value.null_count(), f"{name}.fill_null(...)")
         if value.dtype.is_nested():
-            return _numbers(_arrow(value.to_arrow(), name), name)
+            return _arrow(value.to_arrow(), name)
         return _numbers(_polars(value, name), name)
     if _is_column(value):
-        return _numbers(_arrow(value, name), name)
+        return _arrow(value, name)
     return _array(value, str(name))
 
 
@@ -458,10 +464,27 @@ def _polars(series: Any, name: Any) -> Any:
     raise _no_numbers("Column", name, kind, advice)
 
 
-def _arrow(column: Any, name: Any) -> Any:
+def _arrow(column: Any, name: Any, rows: Any = None) -> Any:
+    """The column's values, in the order `rows` if there is one."""
     import pyarrow
 
-    array = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+    if column.null_count:
+        raise _nulls(name, column.null_count, "pyarrow.compute.fill_null(column, ...)")
+    if isinstance(column, pyarrow.ChunkedArray):
+        chunks = [chunk for chunk in column.chunks if len(chunk)] or [column.combine_chunks()]
+    else:
+        chunks = [column]
+    arrays = [_numbers(_values(chunk, name, column), name) for chunk in chunks]
+    lengths = {array.shape[1:] for array in arrays}
+    if len(lengths) > 1:
+        raise _lengths_differ(name, min(lengths)[0], max(lengths)[0])
+    return column_of(arrays, rows)
+
+
+def _values(array: Any, name: Any, column: Any) -> Any:
+    """Those of one chunk of `column`."""
+    import pyarrow
+
     if array.null_count:
         raise _nulls(name, array.null_count, "pyarrow.compute.fill_null(column, ...)")
     if isinstance(array, pyarrow.ExtensionArray):
@@ -474,12 +497,15 @@ def _arrow(column: Any, name: Any) -> Any:
     if types.is_list(kind) or types.is_large_list(kind):
         lengths = array.value_lengths().unique().to_pylist()
         if len(lengths) > 1:
-            raise InvalidArgument(
-                f"Column '{name}' holds lists of {min(lengths)} to {max(lengths)} values; a Loader takes rows of one "
-                "length. Pad them."
-            )
+            raise _lengths_differ(name, min(lengths), max(lengths))
         return _rows(array, lengths[0] if lengths else 0, name)
     raise _no_numbers("Column", name, kind, _numbers_of_arrow(kind, "x" if column is array else "x.combine_chunks()"))
+
+
+def _lengths_differ(name: Any, least: int, most: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"Column '{name}' holds lists of {least} to {most} values; a Loader takes rows of one length. Pad them."
+    )
 
 
 def _numbers_of_arrow(kind: Any, column: str) -> str:
@@ -503,7 +529,7 @@ def _extension(array: Any, name: Any) -> Any:
     """Reads Arrow's tensors and one-byte bools, and Hugging Face's arrays, which are stored as lists."""
     import pyarrow
 
-    values = _arrow(array.storage, name)
+    values = _values(array.storage, name, array)
     if isinstance(array.type, getattr(pyarrow, "FixedShapeTensorType", ())):
         return array.to_numpy_ndarray()
     if isinstance(array.type, getattr(pyarrow, "Bool8Type", ())):
@@ -514,5 +540,5 @@ def _extension(array: Any, name: Any) -> Any:
 
 
 def _rows(array: Any, length: int, name: Any) -> Any:
-    values = _arrow(array.flatten(), name)
+    values = _values(array.flatten(), name, array)
     return values.reshape(len(array), length, *values.shape[1:])

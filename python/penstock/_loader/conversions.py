@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _core
 from .._errors import InvalidArgument
+from .chunks import side_by_side
 from .columns import Fields, cast
 
 # The types in which values can be scaled and shifted: see FieldOptions in loader_options.hpp.
@@ -94,6 +95,7 @@ def _converted(array: Any, name: str, target: str) -> Any:
             f"Field '{name}' is a file's array of {_stored(array)}. To deliver {target}, a Loader would read all of it "
             "into memory. If it may, write numpy.array(numpy.load(FILE)). Otherwise write a file of another type once."
         )
+    array = side_by_side(array)
     values = array if hasattr(array, "__array_interface__") else array.numpy()
     return cast(values, "float32" if target == "bfloat16" else target, name)
 

@@ -163,7 +163,7 @@ class Loader:
             _need_bfloat16(engine, options)
         self._native = _core.NativeLoader(
             destination.native,
-            list(zip(fields.names, fields.arrays, strict=True)),
+            fields.named(),
             options,
             batch_size=self.batch_size,
             shuffle=bool(shuffle),

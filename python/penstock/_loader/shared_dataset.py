@@ -132,7 +132,7 @@ def _given(data: Any) -> tuple[bytes, list, list]:
             raise InvalidArgument(f"The keys of a SharedDataset's dict are texts or whole numbers, not {key!r}.")
     if note["type"] is not None:
         _sequence(*note["type"])
-    return json.dumps(note).encode(), list(zip(fields.names, fields.arrays, strict=True)), []
+    return json.dumps(note).encode(), fields.named(), []
 
 
 def _given_files(paths: list[str]) -> tuple[bytes, list, list]:

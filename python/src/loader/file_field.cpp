@@ -2,8 +2,10 @@
 
 #include "frameworks.hpp"
 #include "interpreter_lock.hpp"
+#include "loader/native_loader.hpp"
 #include "storage.hpp"
 
+#include <penstock/data/chunks.hpp>
 #include <penstock/data/open_dataset.hpp>
 
 #include <nanobind/stl/filesystem.h>
@@ -11,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -69,6 +72,17 @@ std::vector<FileField> open_files(const std::filesystem::path& path) {
   return fields;
 }
 
+/// `rows`: of 64 bits each.
+FileField chunks_field(const nb::list& arrays, const nb::bytes& rows) {
+  std::vector<FieldReaderPtr> chunks;
+  for (const nb::handle array : arrays) {
+    chunks.push_back(make_dataset({{"column", nb::borrow(array)}}).reader(0));
+  }
+  std::vector<std::uint64_t> order(rows.size() / sizeof(std::uint64_t));
+  std::memcpy(order.data(), rows.data(), order.size() * sizeof(std::uint64_t));
+  return {Dataset({read_chunks("column", std::move(chunks), std::move(order))}), 0};
+}
+
 const Field& field_of(const FileField& self) { return self.file.field(self.field); }
 
 nb::tuple shape_in_file(const FileField& self) {
@@ -98,13 +112,16 @@ std::shared_ptr<const FieldReader> read_file_field(const std::string& name, nb::
 }
 
 void bind_file_field(nb::module_& module) {
-  nb::class_<FileField>(module, "FileField", "An array in a file.")
+  nb::class_<FileField>(module, "FileField",
+                        "An array that the library reads: in a file, in chunks, or decoded.")
       .def_prop_ro("name", [](const FileField& self) { return field_of(self).name; })
       .def_prop_ro("dtype",
                    [](const FileField& self) { return std::string(dtype_name(field_of(self).dtype)); })
       .def_prop_ro("shape", &shape_in_file, nb::sig("def shape(self) -> tuple[int, ...]"))
       .def("__len__", [](const FileField& self) { return self.file.sample_count(); })
       .def("__getitem__", &sample, nb::arg("index"), "One sample, in memory of its own.");
+  module.def("chunks_field", &chunks_field, nb::arg("arrays"), nb::arg("rows"),
+             "The rows of arrays, one behind the other, or in the order `rows` of 64-bit numbers.");
   module.def("open_files", &open_files, nb::arg("path"),
              "The arrays of a file, or of the files of a directory: see open_dataset.");
 }

@@ -12,8 +12,8 @@ namespace penstock::python {
 
 namespace nb = nanobind;
 
-/// An array in a file, which a loader reads as the library does: a mapped file through pread. It looks enough
-/// like an array for code that asks for a dtype, a shape or one sample.
+/// An array that a loader reads as the library does: in a file, in chunks, or decoded. It looks enough like
+/// an array for code that asks for a dtype, a shape or one sample.
 struct FileField {
   Dataset file;
   std::size_t field = 0;

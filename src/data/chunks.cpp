@@ -1,0 +1,78 @@
+#include "core/shared/gather_rows.hpp"
+
+#include <penstock/core/error.hpp>
+#include <penstock/data/chunks.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock {
+
+namespace {
+
+class ChunksReader final : public FieldReader {
+ public:
+  ChunksReader(std::string name, std::vector<FieldReaderPtr> chunks, std::vector<std::uint64_t> rows)
+      : chunks_(std::move(chunks)), rows_(std::move(rows)), field_(chunks_.front()->field()) {
+    field_.name = std::move(name);
+    sample_bytes_ = field_.sample_bytes();
+    for (const FieldReaderPtr& chunk : chunks_) {
+      begins_.push_back(total_);
+      total_ += chunk->sample_count();
+    }
+  }
+
+  const Field& field() const noexcept override { return field_; }
+  std::uint64_t sample_count() const noexcept override { return rows_.empty() ? total_ : rows_.size(); }
+  std::uint64_t total() const noexcept { return total_; }
+
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind stores) const override {
+    std::byte* to = destination.data();
+    for (const std::uint64_t index : indices) {
+      const std::uint64_t row = rows_.empty() ? index : rows_[static_cast<std::size_t>(index)];
+      const auto chunk =
+          static_cast<std::size_t>(std::ranges::upper_bound(begins_, row) - begins_.begin()) - 1;
+      const std::uint64_t in_chunk = row - begins_[chunk];
+      gather_rows(chunks_[chunk]->memory().data(), sample_bytes_, {&in_chunk, 1}, to, stores);
+      to += sample_bytes_;
+    }
+  }
+
+ private:
+  std::vector<FieldReaderPtr> chunks_;
+  std::vector<std::uint64_t> rows_;
+  Field field_;
+  std::size_t sample_bytes_ = 0;
+  std::vector<std::uint64_t> begins_;  ///< the first row of each chunk
+  std::uint64_t total_ = 0;
+};
+
+}  // namespace
+
+FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
+                           std::vector<std::uint64_t> rows) {
+  if (chunks.empty()) throw InvalidArgument(fmt::format("Field '{}' has no chunks.", name));
+  const Field& first = chunks.front()->field();
+  for (const FieldReaderPtr& chunk : chunks) {
+    const Field& field = chunk->field();
+    if (chunk->memory().empty() || field.dtype != first.dtype || field.shape != first.shape) {
+      throw InvalidArgument(
+          fmt::format("The chunks of field '{}' lie in memory, and their samples have one type and shape: {} "
+                      "of {}, and not {} of {}.",
+                      name, format_shape(first.shape), dtype_name(first.dtype), format_shape(field.shape),
+                      dtype_name(field.dtype)));
+    }
+  }
+  const auto reader = std::make_shared<ChunksReader>(std::move(name), std::move(chunks), rows);
+  const auto past = std::ranges::find_if(rows, [&](std::uint64_t row) { return row >= reader->total(); });
+  if (past != rows.end()) {
+    throw InvalidArgument(fmt::format("Row {} of field '{}' is past its end: it has {} rows.", *past,
+                                      reader->field().name, reader->total()));
+  }
+  return reader;
+}
+
+}  // namespace penstock
