@@ -1,4 +1,4 @@
-#include "core/shared/gather_rows.hpp"
+#include "data/read_ahead.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/data/chunks.hpp>
@@ -12,10 +12,19 @@ namespace penstock {
 
 namespace {
 
+std::vector<std::span<const std::byte>> memories(const std::vector<FieldReaderPtr>& readers) {
+  std::vector<std::span<const std::byte>> all;
+  for (const FieldReaderPtr& reader : readers) all.push_back(reader->memory());
+  return all;
+}
+
 class ChunksReader final : public FieldReader {
  public:
   ChunksReader(std::string name, std::vector<FieldReaderPtr> chunks, std::vector<std::uint64_t> rows)
-      : chunks_(std::move(chunks)), rows_(std::move(rows)), field_(chunks_.front()->field()) {
+      : chunks_(std::move(chunks)),
+        rows_(std::move(rows)),
+        field_(chunks_.front()->field()),
+        ahead_(memories(chunks_)) {
     field_.name = std::move(name);
     sample_bytes_ = field_.sample_bytes();
     for (const FieldReaderPtr& chunk : chunks_) {
@@ -32,22 +41,30 @@ class ChunksReader final : public FieldReader {
               StoreKind stores) const override {
     std::byte* to = destination.data();
     for (const std::uint64_t index : indices) {
-      const std::uint64_t row = rows_.empty() ? index : rows_[static_cast<std::size_t>(index)];
-      const auto chunk =
-          static_cast<std::size_t>(std::ranges::upper_bound(begins_, row) - begins_.begin()) - 1;
-      const std::uint64_t in_chunk = row - begins_[chunk];
-      gather_rows(chunks_[chunk]->memory().data(), sample_bytes_, {&in_chunk, 1}, to, stores);
+      copy_bytes(to, sample(index).data(), sample_bytes_, stores);
       to += sample_bytes_;
     }
   }
 
+  bool is_on_disk() const noexcept override { return ahead_.is_on_disk(); }
+  void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
+    for (const std::uint64_t index : indices) ahead_.ask(sample(index));
+  }
+
  private:
+  std::span<const std::byte> sample(std::uint64_t index) const noexcept {
+    const std::uint64_t row = rows_.empty() ? index : rows_[static_cast<std::size_t>(index)];
+    const auto chunk = static_cast<std::size_t>(std::ranges::upper_bound(begins_, row) - begins_.begin()) - 1;
+    return chunks_[chunk]->memory().subspan((row - begins_[chunk]) * sample_bytes_, sample_bytes_);
+  }
+
   std::vector<FieldReaderPtr> chunks_;
   std::vector<std::uint64_t> rows_;
   Field field_;
   std::size_t sample_bytes_ = 0;
   std::vector<std::uint64_t> begins_;  ///< the first row of each chunk
   std::uint64_t total_ = 0;
+  ReadAhead ahead_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "data/file_reader.hpp"
 
 #include "core/shared/gather_rows.hpp"
+#include "data/read_ahead.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -8,6 +9,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace penstock {
@@ -27,7 +29,9 @@ class FileReader final : public FieldReader {
         sample_count_(sample_count) {
     const std::size_t bytes = static_cast<std::size_t>(offset_ + sample_count_ * sample_bytes_);
     void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file_.descriptor(), 0);
-    if (data != MAP_FAILED) mapping_ = {static_cast<std::byte*>(data), bytes};
+    if (data == MAP_FAILED) return;
+    mapping_ = {static_cast<std::byte*>(data), bytes};
+    ahead_.emplace(std::vector<std::span<const std::byte>>{mapping_});
   }
 
   ~FileReader() override {
@@ -45,6 +49,12 @@ class FileReader final : public FieldReader {
     for_each_run(indices, sample_bytes_, [&](std::uint64_t first, std::size_t count, std::size_t offset) {
       read_run(first, destination.subspan(offset, count * sample_bytes_));
     });
+  }
+
+  bool is_on_disk() const noexcept override { return ahead_ && ahead_->is_on_disk(); }
+  void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
+    for (const std::uint64_t index : indices)
+      ahead_->ask(memory().subspan(index * sample_bytes_, sample_bytes_));
   }
 
   std::span<const std::byte> memory() const noexcept override {
@@ -72,6 +82,7 @@ class FileReader final : public FieldReader {
   std::uint64_t offset_;
   std::uint64_t sample_count_;
   std::span<std::byte> mapping_;
+  std::optional<ReadAhead> ahead_;
 };
 
 }  // namespace

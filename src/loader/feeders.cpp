@@ -120,12 +120,15 @@ class HostFeeder final : public Feeder {
     for (GatheredField& gathered : fields_) {
       gathered.list.choose(batch);
       const std::size_t samples = gathered.list.samples().size();
-      const bool decoded = context_.dataset.reader(gathered.list.field_number())->is_decoded();
+      const bool decoded = reader_of(gathered).is_decoded();
       gathered.piece_samples =
           decoded ? 1 : rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
       gathered.pieces = (samples + gathered.piece_samples - 1) / gathered.piece_samples;
       pieces += gathered.pieces;
       bytes += gathered.list.bytes();
+    }
+    for (const GatheredField& gathered : fields_) {
+      if (reader_of(gathered).is_on_disk()) reader_of(gathered).ask_ahead(gathered.list.samples());
     }
     context_.workers.for_each(pieces, [&](std::size_t piece) { gather(batch, piece); }, context_.threads);
     return bytes;
@@ -154,6 +157,10 @@ class HostFeeder final : public Feeder {
     std::size_t piece_samples = 1;  ///< samples that one thread gathers at a time
     std::size_t pieces = 0;
   };
+
+  [[nodiscard]] const FieldReader& reader_of(const GatheredField& gathered) const {
+    return *context_.dataset.reader(gathered.list.field_number());
+  }
 
   void gather(const BatchToFeed& batch, std::size_t piece) const {
     auto gathered = fields_.begin();

@@ -183,6 +183,8 @@ std::vector<PathRow> path_rows() {
 
       {"AFunctionsSamplesAreGathered", computed("x", 784), any, host, Source::none, "side by side in memory"},
       {"AMappedFileIsGathered", mapped, any, host, Source::none, "a mapped file"},
+      {"AMapOnADiskIsGathered", with(wide, [](auto& f) { f.on_disk = true; }), any, host, Source::none,
+       "a disk"},
       {"AMappedFileIsReadIfAskedFor", mapped, asking(zero), zero, Source::locked},
       {"ASmallMappedFileIsNeverCopied", with(small, [](auto& f) { f.file_mapping = true; }), asking(zero),
        zero, Source::locked},

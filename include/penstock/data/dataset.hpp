@@ -50,6 +50,11 @@ class FieldReader {
   /// True if a sample takes long to decode. All threads of a team then share a batch, sample by sample.
   [[nodiscard]] virtual bool is_decoded() const noexcept { return false; }
 
+  /// True if gather() may wait for a disk, which reads many samples at once if it is asked before.
+  [[nodiscard]] virtual bool is_on_disk() const noexcept { return false; }
+  /// Asks the system to bring these samples from the disk, if is_on_disk(). Does not wait for it.
+  virtual void ask_ahead(std::span<const std::uint64_t> /*indices*/) const noexcept {}
+
   /// All samples, if they lie side by side in the address space; otherwise empty.
   [[nodiscard]] virtual std::span<const std::byte> memory() const noexcept { return {}; }
 

@@ -43,6 +43,10 @@ class RenamedReader final : public FieldReader {
   }
   [[nodiscard]] bool varies_by_epoch() const noexcept override { return reader_->varies_by_epoch(); }
   [[nodiscard]] bool is_decoded() const noexcept override { return reader_->is_decoded(); }
+  [[nodiscard]] bool is_on_disk() const noexcept override { return reader_->is_on_disk(); }
+  void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
+    reader_->ask_ahead(indices);
+  }
   [[nodiscard]] std::span<const std::byte> memory() const noexcept override { return reader_->memory(); }
   [[nodiscard]] bool is_strided() const noexcept override { return reader_->is_strided(); }
   [[nodiscard]] std::span<const std::byte> allocation() const noexcept override {
