@@ -253,51 +253,6 @@ class Bench {
     });
   }
 
-  /// How far the profile's predictions are from measurements now, at sizes between the profile's own.
-  void predictions() {
-    if (!engine_.profile().measured) {
-      fmt::print(stderr, "predict: no measured profile given; run `penstock link` and pass --profile\n");
-      return;
-    }
-    std::vector<double> errors;
-    nlohmann::json list = nlohmann::json::array();
-    const auto check = [&](const std::string& name, std::size_t bytes, std::size_t pieces,
-                           TransferKinds kinds, TransferPath path, const std::function<void()>& body) {
-      std::vector<double> seconds;
-      const std::size_t repetitions = std::clamp<std::size_t>((std::size_t{512} << 20) / bytes, 5, 60);
-      for (std::size_t i = 0; i < repetitions + 2; ++i) {
-        const double taken = time(body);
-        if (i >= 2) seconds.push_back(taken);
-      }
-      const double measured = summarize(seconds).median;
-      const double predicted = engine_.profile().predict(bytes, pieces, kinds, path);
-      errors.push_back(std::abs(predicted / measured - 1));
-      list.push_back({{"what", name},
-                      {"bytes", bytes},
-                      {"pieces", pieces},
-                      {"predicted_seconds", predicted},
-                      {"measured_seconds", measured}});
-    };
-    const TransferKinds to{MemoryKind::pinned, MemoryKind::device};
-    const TransferKinds from{MemoryKind::device, MemoryKind::pinned};
-    const TransferKinds to_pageable{MemoryKind::pageable, MemoryKind::device};
-    const TransferKinds from_pageable{MemoryKind::device, MemoryKind::pageable};
-    for (const std::size_t base :
-         {4096u, 12288u, 50000u, 196608u, 786432u, 3000000u, 12582912u, 50331648u, 201326592u}) {
-      add_predictions(check, base, to, from, to_pageable, from_pageable);
-    }
-    add_predictions(check, large_, to, from, to_pageable, from_pageable);
-    for (const std::size_t pieces : {3u, 24u, 200u, 1500u}) {
-      for (const std::size_t each : {500u, 4096u, 20000u}) predict_packed(check, pieces, each);
-    }
-    const double median = summarize(errors).median;
-    const double worst = summarize(errors).maximum;
-    rows.push_back({fmt::format("predict against measured, {} transfers", errors.size()),
-                    fmt::format("median {:.1f} %", median * 100), fmt::format("worst {:.1f} %", worst * 100),
-                    "", "median 10 %, worst 30 %", median <= 0.10 && worst <= 0.30});
-    json["predictions"] = list;
-  }
-
   /// Staged and packed beside plain memcpy with as many threads, which is the ceiling without a GPU.
   void beside_memcpy() {
     HostWorkersOptions options;
@@ -359,43 +314,6 @@ class Bench {
     rows.push_back({"beside transfers, " + work, text(ways[0]), "whole: " + text(ways[1]),
                     fmt::format("{:.1f} %", 100 * share), "p99 1 ms, 98 % of the rate",
                     p99 <= 1e-3 && share >= 0.98});
-  }
-
-  template <typename Check>
-  void add_predictions(const Check& check, std::size_t bytes, TransferKinds to, TransferKinds from,
-                       TransferKinds to_pageable, TransferKinds from_pageable) {
-    const std::size_t n = std::min(bytes, large_);
-    check("pinned H2D", n, 1, to, TransferPath::direct,
-          [&, n] { engine_.copy(memory_.data(), pinned_.data(), n).synchronize(); });
-    check("pinned D2H", n, 1, from, TransferPath::direct,
-          [&, n] { engine_.copy(pinned_.data(), memory_.data(), n).synchronize(); });
-    for (const TransferPath path : {TransferPath::direct, TransferPath::staged}) {
-      check(fmt::format("pageable H2D {}", transfer_path_name(path)), n, 1, to_pageable, path,
-            [&, n, path] { engine_.copy(memory_.data(), source_.data(), n, {.path = path}).synchronize(); });
-      check(fmt::format("pageable D2H {}", transfer_path_name(path)), n, 1, from_pageable, path,
-            [&, n, path] { engine_.copy(back_.data(), memory_.data(), n, {.path = path}).synchronize(); });
-    }
-  }
-
-  template <typename Check>
-  void predict_packed(const Check& check, std::size_t pieces, std::size_t each) {
-    std::vector<TransferPiece> table;
-    const std::size_t step = align_up(each, 256);
-    for (std::size_t i = 0; i < pieces; ++i) {
-      table.push_back({source_.data() + i * (each + 40), memory_.data() + i * step, each});
-    }
-    check("packed H2D", pieces * each, pieces, {MemoryKind::pageable, MemoryKind::device},
-          TransferPath::packed, [&, table] {
-            engine_.copy_pieces(table, CopyDirection::h2d, {.path = TransferPath::packed}).synchronize();
-          });
-    std::vector<TransferPiece> reverse;
-    for (std::size_t i = 0; i < pieces; ++i) {
-      reverse.push_back({memory_.data() + i * step, back_.data() + i * (each + 40), each});
-    }
-    check("packed D2H", pieces * each, pieces, {MemoryKind::device, MemoryKind::pageable},
-          TransferPath::packed, [&, reverse] {
-            engine_.copy_pieces(reverse, CopyDirection::d2h, {.path = TransferPath::packed}).synchronize();
-          });
   }
 
   Contender raw_h2d(std::size_t bytes) {
@@ -478,11 +396,11 @@ int run(int argc, char** argv) {
   std::string json_file;
   std::string profile_file;
   std::string size = "1GiB";
-  std::string only = "pinned,pageable,pieces,copy,pool,predictions,manners";
+  std::string only = "pinned,pageable,pieces,copy,pool,manners";
   double seconds = 2;
   app.add_option("--device", spec, "Device to measure");
   app.add_option("--json", json_file, "Write the figures here");
-  app.add_option("--profile", profile_file, "Link profile to use and to check");
+  app.add_option("--profile", profile_file, "Link profile to use");
   app.add_option("--size", size, "Size of the large transfers");
   app.add_option("--only", only, "On a GPU: of these, with commas between; elsewhere manners, or the rest");
   app.add_option("--seconds", seconds, "Of each run of manners");
@@ -506,7 +424,6 @@ int run(int argc, char** argv) {
     if (wanted("pieces")) bench.small_pieces();
     if (wanted("copy")) bench.one_small_copy();
     if (wanted("pool")) bench.pinned_pool();
-    if (wanted("predictions")) bench.predictions();
   } else if (only != "manners") {
     bench.beside_memcpy();
     bench.small_pieces();

@@ -31,7 +31,6 @@ PARTS = {
     "engine": ("gpu-bench.json", 1),
     "loader": ("gpu-loader.json", 1),
     "recorder": ("gpu-recorder.json", 1),
-    "model": ("gpu-model.json", 1),
     "starts": ("gpu-starts.json", 1),
     "compare": ("gpu-compare.json", 1),
     "gains": ("gpu-gains.json", 1),
@@ -52,9 +51,6 @@ def gather(build: pathlib.Path, gpus: list[str], driver: str, commit: str | None
             parts[name] = json.loads((build / file).read_text())
     if not parts:
         sys.exit(f"results.py: {build} holds nothing that a benchmark wrote")
-    for part in parts.values():
-        if isinstance(part, dict):
-            part.pop("profiles", None)  # of the model's rounds: most of the bytes, and no row reads them
     newest = max((build / PARTS[name][0]).stat().st_mtime for name in parts)
     return {
         "machine": f"{slug(gpus[0])}-x{len(gpus)}",

@@ -4,7 +4,6 @@ run have it. Benchmarks in C++ print the goals of their own tables, too, and the
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -228,18 +227,6 @@ def started(program: str) -> Callable[[Any], Cell]:
     return read
 
 
-def model(part: Any) -> Cell:
-    """Of each setting, the round whose error is in the middle counts."""
-    errors = []
-    for setting in part["settings"]:
-        of_rounds = [each["model"]["seconds"] / each["measured"]["seconds"] - 1 for each in setting["rounds"]]
-        errors.append(abs(statistics.median_high(of_rounds)))
-    within = sum(error <= part["tolerance"] for error in errors)
-    return Cell(
-        f"{within} of {len(errors)}, median {statistics.median(errors):.1%} off", met=within >= 0.9 * len(errors)
-    )
-
-
 def recorded(name: str, most: float) -> Callable[[Any], Cell]:
     def read(part: Any) -> Cell:
         plain, ours, theirs = (part[each]["step_ms"] for each in ("not recorded", name, "torch.profiler"))
@@ -315,7 +302,6 @@ ENGINE = (
     ("1000 pieces of 4 KiB, pageable, to the GPU", "1000 pinned asynchronous copies", "120 µs", "1000 pieces"),
     ("one pinned copy of 64 KiB", "the driver's", "driver + 1 µs", "one 64 KiB pinned copy"),
     ("a pinned pool of 2 GiB, ready for use", "the driver's allocator", "0.10 s", "a pinned pool"),
-    ("`predict`: a transfer's time", "the worst", "median 10 %, worst 30 %", "predict against measured"),
     ("a copy of 51 KB beside pinned transfers", WHOLE, PASSES, "beside transfers, pinned, the host waits"),
     ("the same beside pageable transfers", WHOLE, PASSES, "beside transfers, pageable"),
 )
@@ -375,7 +361,6 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
         ("28 columns, 8 workers", "DataLoader, pinned", "", started("columns")),
         ("text, 8 workers", "DataLoader, pinned", "", started("text")),
     ),
-    "model": (("the model of a feed: feeds within 10 %", "", "90 %", model),),
     "recorder": (
         ("a step of 60 kernels, recorded by the doctor", "torch.profiler", "3 %", recorded("recorded", 0.03)),
         ("the same without lines", "torch.profiler", "2 %", recorded("without lines (--no-lines)", 0.02)),

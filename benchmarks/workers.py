@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A DataLoader's workers beside the model of them (`predict_loader`): measured and predicted seconds of a batch.
+"""A DataLoader's workers beside the model of them (`loader_seconds`): measured and predicted seconds of a batch.
 
     workers.py --seconds 1 --json workers.json > workers.md
 
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from penstock import _core
 from penstock._doctor.examination import Watch, _Examination
+from penstock._doctor.timings import loader_seconds
 
 BATCH = 16
 
@@ -102,17 +103,12 @@ def free_processors() -> float:
 
 
 def stages(examination: _Examination, processors: int) -> dict[str, float]:
-    """Of the loader with one worker: what predict_loader takes."""
+    """Of the loader with one worker: what loader_seconds takes."""
     times = examination.run("fetch and collate", examination.staged(1, {"transport"})).batches
     fetch, collate, busy = (statistics.mean(each) for each in zip(*times, strict=True))
     receive = examination.run("1 worker", examination.clone(1)).busy
-    return {
-        "fetch": fetch,
-        "collate": collate,
-        "waiting": max(0.0, fetch + collate - busy),
-        "receive": receive,
-        "processors": processors,
-    }
+    made = fetch + collate
+    return {"made": made, "computing": min(made, busy), "receive": receive, "processors": processors}
 
 
 def measure(plan: Plan, workers: list[int], seconds: float, rounds: int, processors: int) -> list[dict[str, float]]:
@@ -123,7 +119,7 @@ def measure(plan: Plan, workers: list[int], seconds: float, rounds: int, process
     for _ in range(rounds):
         known = stages(examination, processors)
         for number in workers:
-            predicted[number].append(_core.predict_loader(workers=number, **known))
+            predicted[number].append(loader_seconds(workers=number, **known))
             measured[number].append(examination.run(f"{number} workers", examination.clone(number)).seconds)
     rows = []
     for number in workers:

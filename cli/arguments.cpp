@@ -39,8 +39,8 @@ void add_what(CLI::App& command, FeedOptions& options) {
             "1");
 }
 
-CLI::Option* add_residency(CLI::App& command, std::string& residency, const char* parts) {
-  return command.add_option("--residency", residency, fmt::format("Part kept in device memory: {}", parts))
+void add_residency(CLI::App& command, std::string& residency, const char* parts) {
+  command.add_option("--residency", residency, fmt::format("Part kept in device memory: {}", parts))
       ->type_name("PART");
 }
 
@@ -98,58 +98,6 @@ void add_feed(CLI::App& app, FeedOptions& options) {
       "      what one of eight processes gets\n"
       "  penstock feed fashion-mnist --json -\n"
       "      a dataset by its name, for programs");
-}
-
-void add_predict(CLI::App& app, PredictOptions& options) {
-  CLI::App* command = app.add_subcommand(
-      "predict", "Print the time that a transfer will take, or the time of a batch that is fed");
-  CLI::Option* bytes = add_bytes(*command, "BYTES", options.bytes, "Bytes in all, such as 64MiB");
-  CLI::Option* samples = add_bytes(*command, "--samples", options.sample_bytes,
-                                   "In place of BYTES: a feed of samples of SIZE, as they are stored")
-                             ->excludes(bytes);
-  add_device(*command, options.device);
-  const auto of_transfer = [&](CLI::Option* option) { option->excludes(samples); };
-  const auto of_feed = [&](CLI::Option* option) { option->needs(samples); };
-  of_transfer(add_count(*command, "--pieces", options.pieces, 1, std::uint64_t{1} << 40,
-                        "Number of equal pieces", "1"));
-  command
-      ->add_option("--from", options.from,
-                   "Kind of the source's memory: pageable, pinned, registered or device; of a feed, the type "
-                   "of stored values, such as uint8")
-      ->type_name("KIND|TYPE");
-  command
-      ->add_option("--to", options.to,
-                   "Kind of the destination's memory; of a feed, the type to deliver, such as float32")
-      ->type_name("KIND|TYPE");
-  of_transfer(add_choice(*command, "--path", options.path, "PATH",
-                         {"automatic", "direct", "staged", "packed"}, "Path of the transfer"));
-  of_feed(add_count(*command, "--batch", options.batch, 1, kMostCount, "Samples in a batch",
-                    "those of the verdict, or 256"));
-  of_feed(command->add_flag("--shuffle", options.shuffle, "Samples of a batch lie apart"));
-  of_feed(add_time(
-      *command, "--step-ms", "milliseconds", 0, kLongestMilliseconds,
-      [&options](double number) { options.step_ms = number; }, "The milliseconds of your step for a batch"));
-  of_feed(add_file(*command, "--verdict", options.verdict,
-                   "The feed wraps the loader of this file, which `penstock doctor --loader --json` wrote: "
-                   "also say what numbers of workers would give"));
-  of_feed(add_residency(*command, options.residency, "none, all or a fraction such as 0.25"));
-  of_feed(add_gather(*command, options.gather));
-  of_feed(add_count(*command, "--prefetch", options.prefetch, 1, 64, "Batches that run ahead", "2"));
-  of_feed(add_count(*command, "--threads", options.threads, 1, TransferOptions::kMostThreads,
-                    "Host threads that gather", "as many as were measured"));
-  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
-  add_json(*command, options.json, "the same");
-  command->callback([bytes, samples] {
-    if (bytes->count() + samples->count() == 0) throw CLI::RequiredError("BYTES or --samples");
-  });
-  command->footer(
-      "Examples:\n"
-      "  penstock predict 64MiB\n"
-      "  penstock predict 4MB --pieces 1000 --from pinned\n"
-      "  penstock predict 1GiB --from device --to pageable --json -\n"
-      "  penstock predict --samples 147KiB --batch 256 --shuffle --step-ms 5 --to float32\n"
-      "  penstock predict --samples 1KiB --batch 4096 --shuffle --residency 0.5 --gather zero-copy\n"
-      "  penstock predict --samples 147KiB --step-ms 5 --verdict verdict.json");
 }
 
 }  // namespace penstock::cli

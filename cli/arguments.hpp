@@ -7,6 +7,5 @@ namespace penstock::cli {
 
 /// The command's options; `options` outlives `app`.
 void add_feed(CLI::App& app, FeedOptions& options);
-void add_predict(CLI::App& app, PredictOptions& options);
 
 }  // namespace penstock::cli

@@ -31,27 +31,6 @@ struct LinkOptions {
 /// Measures the link of a device, or a group of several.
 int run_link(const LinkOptions& options, const Environment& environment);
 
-struct PredictOptions {
-  std::string device = "auto";
-  std::size_t bytes = 0;
-  std::size_t pieces = 1;
-  std::string from;  ///< kind of memory, or of a feed, type of the stored values; empty: pageable, uint8
-  std::string to;    ///< the same of the destination; empty: device, or the stored type
-  std::string path = "automatic";
-  std::size_t sample_bytes = 0;  ///< 0: a transfer, otherwise a feed of such samples
-  std::uint64_t batch = 0;       ///< 0: as in the verdict, or 256
-  bool shuffle = false;
-  std::optional<double> step_ms;
-  std::string verdict;  ///< file about the loader that the feed wraps, empty for none
-  std::string residency = "none";
-  std::string gather = "automatic";
-  std::size_t prefetch = 2;
-  unsigned threads = 0;
-  std::string profile;
-  std::string json;  ///< file, "-" for standard output, empty for none
-};
-int run_predict(const PredictOptions& options, const Environment& environment);
-
 struct LoadOptions {
   std::vector<std::string> files;
   std::string device = "auto";

@@ -214,9 +214,7 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
       "  penstock info\n"
       "      devices, links, and what is missing\n"
       "  penstock link\n"
-      "      measure the link once; feed and predict use the result\n"
-      "  penstock predict 64MiB\n"
-      "      the time that a transfer will take, or a feed's batch\n"
+      "      measure the link once; feed and load use the result\n"
       "  penstock feed images.npy\n"
       "      feed a dataset, and say where the time went\n"
       "  penstock load model.safetensors\n"
@@ -232,7 +230,6 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
       "Each command has more with --help.");
   InfoOptions info;
   LinkOptions link;
-  PredictOptions predict;
   LoadOptions load;
   FeedOptions feed;
   DoctorOptions doctor;
@@ -244,7 +241,6 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   if (const char* recorder = std::getenv("PENSTOCK_RECORDER")) doctor.recorder = recorder;
   add_info(app, info);
   add_link(app, link);
-  add_predict(app, predict);
   add_feed(app, feed);
   add_load(app, load);
   add_run(app, run_options);
@@ -264,8 +260,7 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   if (app.got_subcommand("info")) return run_info(info, environment);
   if (app.got_subcommand("link")) return run_link(link, environment);
   if (app.got_subcommand("feed")) return run_feed(feed, environment);
-  if (app.got_subcommand("load")) return run_load(load, environment);
-  return run_predict(predict, environment);
+  return run_load(load, environment);
 }
 
 }  // namespace

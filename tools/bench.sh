@@ -26,7 +26,3 @@ else
 fi
 build/release/benchmarks/bench_loader --device host --images 4096 --beside build/torch-loader.json \
   --json build/loader.json
-build/release/penstock link --device host:link=0.5 --max-bytes 64MiB --profile build/host-profile.json \
-  --json build/host-link.json
-build/release/benchmarks/bench_model --device host:link=0.5 --profile build/host-profile.json --mib 256 \
-  --json build/host-model.json

@@ -85,7 +85,7 @@ case "${1:-}" in
   bench)
     # All parts take some ten minutes. `bench PART...` takes some again; the results then hold the others' last figures.
     parts=" ${*:2} "
-    if [ $# -eq 1 ]; then parts=" engine loader recorder model folklore groups starts compare gains "; fi
+    if [ $# -eq 1 ]; then parts=" engine loader recorder folklore groups starts compare gains "; fi
     # wants PART FILE...: whether the part is measured; if so, its earlier outputs go.
     wants() {
       [[ $parts == *" $1 "* ]] && rm -f "${@:2}"
@@ -94,7 +94,7 @@ case "${1:-}" in
     tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
     status=0
     if wants engine build/gpu-bench.json; then
-      # The engine uses a profile of this machine and hour, and the benchmark checks its predictions.
+      # The engine uses a profile of this machine and hour.
       build/release/penstock link --device cuda:0 --profile build/gpu-profile.json \
         --json build/gpu-link.json || status=1
       build/release/benchmarks/bench_engine --device cuda:0 --profile build/gpu-profile.json \
@@ -108,10 +108,6 @@ case "${1:-}" in
     if wants recorder build/gpu-recorder.json; then
       python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock --overhead \
         --json build/gpu-recorder.json || true
-    fi
-    if wants model build/gpu-model.json; then
-      build/release/benchmarks/bench_model --device cuda:0 --seconds 0.2 --link-seconds 12 \
-        --json build/gpu-model.json || status=1
     fi
     if python3 -c 'import torch, nanobind, scikit_build_core'; then
       tools/python.sh beside

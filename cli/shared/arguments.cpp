@@ -69,20 +69,6 @@ CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
       ->type_name("SIZE");
 }
 
-CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice, const std::string& type,
-                        const std::vector<std::string>& choices, const std::string& description) {
-  const std::string listed =
-      fmt::format("{} or {}", fmt::join(choices.begin(), std::prev(choices.end()), ", "), choices.back());
-  const auto known = [choices, listed](const std::string& text) {
-    return std::find(choices.begin(), choices.end(), text) != choices.end()
-               ? std::string()
-               : fmt::format("'{}' is unknown; use {}", text, listed);
-  };
-  return command.add_option(name, choice, fmt::format("{}: {}", description, listed))
-      ->type_name(type)
-      ->check(known, "");
-}
-
 CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
                             const std::string& type, const std::string& description) {
   return command.add_option(name, values, description)

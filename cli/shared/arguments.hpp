@@ -47,9 +47,6 @@ CLI::Option* add_time(CLI::App& command, const char* name, const std::string& un
 /// An option whose value is a size such as 64MiB. `name` is a literal.
 CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
                        const std::string& description);
-/// An option whose value is one of a few words. Its help ends with them.
-CLI::Option* add_choice(CLI::App& command, const char* name, std::string& choice, const std::string& type,
-                        const std::vector<std::string>& choices, const std::string& description);
 /// An option that may be given several times. Each occurrence takes one value, so that the words after it
 /// stay sources.
 CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,

@@ -3,8 +3,7 @@
 #include "doctor/rules/not_examined.hpp"
 #include "doctor/rules/rule.hpp"
 
-#include <penstock/device/device_tuning.hpp>
-#include <penstock/transfer/feed_model.hpp>
+#include <penstock/transfer/link_profile.hpp>
 
 #include <fmt/format.h>
 
@@ -21,31 +20,17 @@ constexpr double kHigh = 1.0 / 3;     // of a step: half as many steps again
 constexpr double kMedium = 1.0 / 11;  // a tenth as many again
 constexpr double kStarving = 0.05;    // of a step
 
-/// Seconds of a step below which no feed comes: its kernels, beside its input over the link. The model of a
-/// feed without costs other than the link's. Without a profile, only the kernels are known.
+/// Seconds of a step below which no feed comes: its kernels, beside its input over the link. Without a
+/// profile, only the kernels are known.
 double least_step(const DeviceView& view) {
   const double kernels = view.account.per_step(view.account.working());
   double bytes = 0;
   for (const ViewedCopy& viewed : view.copies) {
     if (viewed.copy->direction == CopyDirection::h2d) bytes += static_cast<double>(viewed.copy->bytes);
   }
+  if (view.profile == nullptr) return kernels;
   const auto input = static_cast<std::size_t>(bytes / view.steps());
-  if (view.profile == nullptr || input == 0) return kernels;
-  DeviceTuning free;
-  free.feeding = {.batch_seconds = 0,
-                  .field_seconds = 0,
-                  .copy_seconds = 0,
-                  .part_seconds = 0,
-                  .enqueue_seconds = 0,
-                  .step_seconds = 0};
-  ModelledFeed feed;
-  feed.fields = {{.path = GatherPath::copy_engine,
-                  .sample_bytes = input,
-                  .delivered_bytes = input,
-                  .in_sequence = true}};
-  feed.batch = 1;
-  feed.step_seconds = kernels;
-  return predict_feed(*view.profile, free, feed).seconds;
+  return std::max(kernels, view.profile->predict(input, 1, {MemoryKind::pinned, MemoryKind::device}));
 }
 
 /// Bounds the gain by the critical path, and judges it. `fed` is the least step of a feed of the same bytes.

@@ -62,8 +62,8 @@ struct DiagnosisOptions {
   /// Bytes per second that the link carries from pinned memory, as `penstock link` measured it on the machine
   /// of the recording. 0: the best rate of a large pinned copy in the recording, if there is one.
   double h2d_ceiling = 0;
-  /// That measurement itself, from which the model of a feed tells how short a step may become and what a
-  /// copy would take. Null: not known. It must live until the diagnosis is made.
+  /// That measurement itself, which tells how short a step may become and what a copy would take. Null: not
+  /// known. It must live until the diagnosis is made.
   const LinkProfile* profile = nullptr;
 };
 

@@ -61,11 +61,6 @@ def share_processors(processes: int) -> None:
 def processors() -> int:
     """The processors that this process may use."""
 
-def predict_loader(*, fetch: float, collate: float, waiting: float, receive: float, workers: int, processors: int) -> float:
-    """
-    The seconds of a batch of a DataLoader, from the seconds of its stages: see predict_loader in feed_model.hpp.
-    """
-
 class Array:
     """
     An array on a GPU, which penstock returns if PyTorch is not imported. CuPy, JAX and

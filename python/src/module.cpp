@@ -22,7 +22,6 @@
 #include <penstock/core/file_error.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/device/topology.hpp>
-#include <penstock/transfer/feed_model.hpp>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
@@ -99,27 +98,8 @@ void bind_devices(nb::module_& module) {
       "The devices of this machine, GPUs first, and a sentence for each that is missing.");
   module.def("share_processors", &share_processors, nb::arg("processes"),
              "Tells that so many processes of this host, with this one, move data at the same time.");
-}
-
-void bind_model(nb::module_& module) {
   module.def(
       "processors", [] { return host_topology().processors; }, "The processors that this process may use.");
-  module.def(
-      "predict_loader",
-      [](double fetch, double collate, double waiting, double receive, unsigned workers,
-         unsigned processors) {
-        return predict_loader({.fetch_seconds = fetch,
-                               .collate_seconds = collate,
-                               .waiting_seconds = waiting,
-                               .receive_seconds = receive,
-                               .workers = workers,
-                               .processors = processors})
-            .seconds;
-      },
-      nb::kw_only(), nb::arg("fetch"), nb::arg("collate"), nb::arg("waiting"), nb::arg("receive"),
-      nb::arg("workers"), nb::arg("processors"),
-      "The seconds of a batch of a DataLoader, from the seconds of its stages: see predict_loader in "
-      "feed_model.hpp.");
 }
 
 }  // namespace
@@ -135,7 +115,6 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(translate);
   pass_warnings_on(module);
   bind_devices(module);
-  bind_model(module);
   bind_arrays(module);
   bind_engine(module);
   bind_group(module);

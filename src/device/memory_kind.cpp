@@ -1,8 +1,4 @@
-#include <penstock/core/error.hpp>
 #include <penstock/device/memory_kind.hpp>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <array>
 
@@ -13,14 +9,6 @@ constexpr std::array<std::string_view, 4> kNames{"pageable", "pinned", "register
 }
 
 std::string_view memory_kind_name(MemoryKind kind) noexcept { return kNames[static_cast<std::size_t>(kind)]; }
-
-MemoryKind parse_memory_kind(std::string_view name) {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == name) return static_cast<MemoryKind>(i);
-  }
-  throw InvalidArgument(
-      fmt::format("unknown kind of memory '{}'; known are {}", name, fmt::join(kNames, ", ")));
-}
 
 std::string_view copy_direction_name(CopyDirection direction) noexcept {
   static constexpr std::array<std::string_view, 3> kDirections{"H2D", "D2H", "D2D"};

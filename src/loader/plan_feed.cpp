@@ -1,10 +1,10 @@
 #include "loader/plan_feed.hpp"
 
+#include "loader/gather_rates.hpp"
 #include "loader/plan_rows.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/transfer/feed_model.hpp>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

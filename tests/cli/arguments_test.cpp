@@ -21,7 +21,7 @@ using ::testing::Not;
 
 using Words = std::vector<std::string>;
 
-constexpr std::array kCommands{"info", "link", "predict", "feed", "load", "run", "doctor"};
+constexpr std::array kCommands{"info", "link", "feed", "load", "run", "doctor"};
 
 TEST(Arguments, WhatIsOutOfRangeIsRefused) {
   const Command command;
@@ -44,10 +44,6 @@ TEST(Arguments, WhatIsOutOfRangeIsRefused) {
   refuses({"feed", "x", "--prefetch", "65"}, "'65' is not a whole number from 1 to 64");
   refuses({"feed", "x", "--world-size", "9223372036854775807"}, "is not a whole number from 1 to 1048576");
   refuses({"link", "--repetitions", "100001"}, "from 1 to 100000");
-  refuses({"predict", "1MiB", "--pieces", "4294967296000"},
-          "4294967296000 is too large; use at most 1099511627776");
-  refuses({"predict", "1MiB", "--from", "paper"},
-          "'paper' is unknown; use pageable, pinned, registered or device");
 }
 
 TEST(Arguments, WhatIsEmptyIsRefused) {
@@ -75,8 +71,7 @@ TEST(Arguments, JsonMeansTheSameInEveryCommand) {
   testing::write_safetensors(command.home() / "x.safetensors",
                              R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
   for (const std::string words :
-       {"info --device host", "predict 1MiB --device host", "feed x.npy --device host",
-        "load x.safetensors --device host", link.c_str()}) {
+       {"info --device host", "feed x.npy --device host", "load x.safetensors --device host", link.c_str()}) {
     const CommandResult standard = command.run_script("\"$PENSTOCK\" " + words + " --json -");
     ASSERT_EQ(standard.status, 0) << standard.errors;
     const json told = json::parse(standard.output);
@@ -119,9 +114,6 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       {"ph": "X", "cat": "kernel", "ts": 1, "dur": 1, "args": {"device": 0}}]})";
   }
   std::ofstream(command.home() / "budget.txt") << "no pageable-copies\n";
-  std::ofstream(command.home() / "verdict.json")
-      << R"({"samples_per_batch": 99.6, "stages": {"fetch": 0.8, "collate": 0.2, "consumer": null},
-      "busy_seconds": 0.1, "receive_seconds": 0.002, "workers": {"configured": 3, "processors": 2}})";
   std::filesystem::create_directories(command.home() / "bin");
   const auto write_program = [&](const char* name, const char* script) {
     std::ofstream(command.home() / "bin" / name) << "#!/bin/sh\n" << script;
@@ -136,8 +128,8 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
     esac
     exec "$PENSTOCK" "$@")");
   std::size_t examples = 0;
-  for (const std::string name : {"", "info", "link", "predict", "feed", "load", "run", "doctor", "doctor run",
-                                 "doctor read", "doctor loader"}) {
+  for (const std::string name :
+       {"", "info", "link", "feed", "load", "run", "doctor", "doctor run", "doctor read", "doctor loader"}) {
     const CommandResult help = command.run_script("\"$PENSTOCK\" " + name + " --help");
     std::istringstream lines(help.output.substr(help.output.find("Examples:")));
     for (std::string line; std::getline(lines, line);) {
@@ -149,7 +141,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << line << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 44u);
+  EXPECT_EQ(examples, 37u);
 }
 
 }  // namespace

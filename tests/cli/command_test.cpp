@@ -2,7 +2,6 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/device/device.hpp>
-#include <penstock/transfer/feed_model.hpp>
 #include <penstock/transfer/group_profile.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
@@ -59,7 +58,7 @@ TEST(CommandLine, SaysItsVersionAndHelps) {
   EXPECT_THAT(version.output, ::testing::MatchesRegex("penstock [0-9]+\\.[0-9]+\\.[0-9]+\n"));
   const CommandResult help = command.run({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* name : {"info", "link", "predict", "feed", "load", "doctor"}) {
+  for (const char* name : {"info", "link", "feed", "load", "doctor"}) {
     EXPECT_THAT(help.output, HasSubstr(name));
     EXPECT_EQ(command.run({name, "--help"}).status, 0);
   }
@@ -70,10 +69,7 @@ TEST(CommandLine, RefusesWrongUseWithOneLineAndStatusTwo) {
   expect_complaint(command.run({}), 2, "subcommand");
   expect_complaint(command.run({"fly"}), 2, "fly");
   expect_complaint(command.run({"info", "--loud"}), 2, "--loud");
-  expect_complaint(command.run({"predict"}), 2, "BYTES");
-  expect_complaint(command.run({"predict", "many"}), 2, "not a size");
-  expect_complaint(command.run({"predict", "4KiB", "--from", "paper"}), 2, "paper");
-  expect_complaint(command.run({"predict", "4KiB", "--pieces", "0"}), 2, "--pieces");
+  expect_complaint(command.run({"feed"}), 2, "SOURCES");
   expect_complaint(command.run({"link", "--max-bytes", "1 parsec"}), 2, "not a size");
   expect_complaint(command.run({"link", "--repetitions", "-1"}), 2, "--repetitions");
   expect_complaint(command.run({"link", "--no-store", "--profile", "x"}), 2, "--no-store");
@@ -83,8 +79,6 @@ TEST(CommandLine, ReportsAFailureWithOneLineAndStatusOne) {
   const Command command;
   expect_complaint(command.run({"info", "--device", "abacus"}), 1, "abacus");
   expect_complaint(command.run({"link", "--device", "cuda:0"}), 1, "/nowhere/libcuda.so.1");
-  expect_complaint(command.run({"predict", "4KiB", "--from", "pinned", "--to", "pageable"}), 1, "link");
-  expect_complaint(command.run({"predict", "4KiB", "--from", "device", "--path", "staged"}), 1, "staged");
   expect_complaint(command.run({"link", "--device", "host", "--max-bytes", "4KiB"}), 1, "64 KiB");
 }
 
@@ -161,10 +155,6 @@ TEST(CommandLink, MeasuresPrintsAndStores) {
 
   const json known = json::parse(command.run({"info", "--json", "-", "--device", "host"}).output);
   EXPECT_EQ(known["devices"][0]["link_profile"]["file"], file.string());
-  const json time = json::parse(
-      command.run({"predict", "16KiB", "--device", "host", "--from", "pinned", "--json", "-"}).output);
-  EXPECT_TRUE(time["measured"].get<bool>());
-  EXPECT_EQ(time["seconds"], profile->predict(16 * kKiB, 1, {MemoryKind::pinned, MemoryKind::device}));
 }
 
 TEST(CommandLink, MeasuresTheFakeDriversDevice) {
@@ -261,7 +251,6 @@ TEST(CommandLink, NeedsAPlaceForTheProfile) {
   command.environment = {"PENSTOCK_LIBCUDA=/nowhere", "HOME=relative", "XDG_CACHE_HOME="};
   expect_complaint(command.run(kMeasure), 1, "--profile");
   EXPECT_EQ(command.run({"info"}).status, 0);
-  EXPECT_EQ(command.run({"predict", "1MiB", "--device", "host"}).status, 0);
 }
 
 TEST(CommandLink, ReportsAndReplacesADamagedProfile) {
@@ -271,10 +260,6 @@ TEST(CommandLink, ReportsAndReplacesADamagedProfile) {
   fs::create_directories(file.parent_path());
   std::ofstream(file) << "{\"format\": ";
   EXPECT_THAT(command.run({"info"}).errors, StartsWith("penstock: ignored: " + file.string()));
-  const CommandResult predicted = command.run({"predict", "1MiB", "--device", "host"});
-  EXPECT_EQ(predicted.status, 0);
-  EXPECT_THAT(predicted.errors, StartsWith("penstock: ignored: "));
-  EXPECT_THAT(predicted.output, HasSubstr("careful defaults"));
 
   DeviceInfo other = info;
   other.name += " of somebody else";
@@ -285,185 +270,6 @@ TEST(CommandLink, ReportsAndReplacesADamagedProfile) {
   EXPECT_EQ(measured.status, 0);
   EXPECT_THAT(measured.errors, HasSubstr("of somebody else"));
   EXPECT_TRUE(LinkProfile::load(file, info).has_value());
-}
-
-TEST(CommandPredict, PrintsTimeAndPath) {
-  const Command command;
-  const CommandResult staged = command.run({"predict", "1GiB", "--device", "host"});
-  EXPECT_EQ(staged.status, 0) << staged.errors;
-  EXPECT_THAT(staged.output, StartsWith("1 GiB from pageable to device memory of host: "));
-  EXPECT_THAT(staged.output, HasSubstr("staged path"));
-  const CommandResult packed = command.run({"predict", "4MB", "--pieces", "1000", "--device", "host"});
-  EXPECT_THAT(packed.output, HasSubstr("in 1000 pieces"));
-  EXPECT_THAT(packed.output, HasSubstr("packed path"));
-  const CommandResult forced = command.run(
-      {"predict", "1MiB", "--device", "host", "--from", "device", "--to", "pinned", "--path", "packed"});
-  EXPECT_THAT(forced.output, HasSubstr("from device to pinned memory"));
-  EXPECT_THAT(forced.output, HasSubstr("packed path"));
-}
-
-TEST(CommandPredict, AsksTheModelForAFeed) {
-  const Command command;
-  const CommandResult result = command.run(
-      {"predict",    "--samples", "8KiB",      "--batch", "128",         "--shuffle", "--from",   "int16",
-       "--to",       "float32",   "--step-ms", "2",       "--residency", "25%",       "--gather", "host",
-       "--prefetch", "3",         "--threads", "2",       "--device",    "host",      "--json",   "-"});
-  ASSERT_EQ(result.status, 0) << result.errors;
-  const DeviceInfo info = Device::open("host").info();
-  const FeedPrediction expected = predict_feed(LinkProfile::defaults(info), info.tuning,
-                                               {.fields = {{.path = GatherPath::host,
-                                                            .sample_bytes = 8192,
-                                                            .delivered_bytes = 16384,
-                                                            .converts = true,
-                                                            .resident = 0.25}},
-                                                .batch = 128,
-                                                .step_seconds = 2e-3,
-                                                .prefetch_depth = 3,
-                                                .threads = 2});
-  const json value = json::parse(result.output);
-  EXPECT_EQ(value["seconds"], expected.seconds);
-  EXPECT_EQ(value["samples_per_second"], 128 / expected.seconds);
-  EXPECT_EQ(value["step_seconds"], 2e-3);
-  EXPECT_EQ(value["loader_seconds"], 0);
-  EXPECT_EQ(value["stall_seconds"], expected.stall_seconds);
-  EXPECT_EQ(value["exposed_transfer_seconds"], expected.exposed_transfer_seconds);
-  EXPECT_EQ(value["gather_seconds"], expected.gather_seconds);
-  EXPECT_EQ(value["transfer_seconds"], expected.transfer_seconds);
-  EXPECT_EQ(value["kernel_seconds"], expected.kernel_seconds);
-  EXPECT_EQ(value["batch_seconds"], expected.batch_seconds);
-  EXPECT_EQ(value["limited_by"], feed_limit_name(expected.limited_by));
-  EXPECT_EQ(value["gather"], "host");
-  EXPECT_EQ(value["delivered_bytes"], 16384);
-  EXPECT_FALSE(value.contains("workers"));
-}
-
-TEST(CommandPredict, TellsWhatWorkersWouldGive) {
-  const Command command;
-  const std::string file = (command.home() / "verdict.json").string();
-  std::ofstream(file)
-      << R"({"samples_per_batch": 99.6, "stages": {"fetch": 0.8, "collate": 0.2, "consumer": null},
-    "busy_seconds": 0.1, "receive_seconds": 0.002, "workers": {"configured": 3, "processors": 2}})";
-  const std::vector<std::string> words{"predict", "--samples", "8KiB", "--verdict", file, "--device", "host"};
-  const CommandResult result = command.run(words);
-  ASSERT_EQ(result.status, 0) << result.errors;
-  for (const char* line : {"\n  loader           33", "\n  workers     a batch every   samples/s\n",
-                           "\n  3                  333 ms         300   given\n",
-                           "\n  32                51.0 ms        1961   pays\n"}) {
-    EXPECT_THAT(result.output, HasSubstr(line));
-  }
-  std::vector<std::string> for_programs = words;
-  for_programs.insert(for_programs.end(), {"--json", "-"});
-  const json value = json::parse(command.run(for_programs).output);
-  EXPECT_EQ(value["workers"]["given"], 3);
-  EXPECT_EQ(value["workers"]["processors"], 2);
-  EXPECT_NEAR(value["seconds"].get<double>(), 1.0 / 3, 1e-9);
-  std::vector<unsigned> numbers;
-  for (const json& each : value["workers"]["predicted"]) {
-    numbers.push_back(each["workers"]);
-    EXPECT_NEAR(each["samples_per_second"].get<double>() * each["seconds"].get<double>(), 100, 1e-6);
-  }
-  EXPECT_EQ(numbers, (std::vector<unsigned>{0, 1, 2, 3, 4, 8, 16, 32, 64}));
-  EXPECT_EQ(value["workers"]["pays"], 32) << "two processors have 102 ms of each batch to do";
-}
-
-TEST(CommandPredict, TakesTheStepAndTheBatchOfAVerdict) {
-  const Command command;
-  const std::string file = (command.home() / "verdict.json").string();
-  std::ofstream(file)
-      << R"({"samples_per_batch": 64, "stages": {"fetch": 0.8, "collate": 0.2, "consumer": 1.5},
-    "busy_seconds": null, "receive_seconds": null, "workers": {"configured": 2, "processors": 8}})";
-  const auto predicted = [&](std::vector<std::string> more) {
-    std::vector<std::string> words{"predict",  "--samples", "8KiB",   "--verdict", file,
-                                   "--device", "host",      "--json", "-"};
-    words.insert(words.end(), more.begin(), more.end());
-    const CommandResult result = command.run(words);
-    EXPECT_EQ(result.status, 0) << result.errors;
-    return json::parse(result.output);
-  };
-  const json told = predicted({});
-  EXPECT_EQ(told["batch"], 64);
-  EXPECT_EQ(told["step_seconds"], 1.5);
-  EXPECT_EQ(told["limited_by"], "consumer");
-  EXPECT_EQ(told["workers"]["processors"], 8);
-  const json given = predicted({"--batch", "32", "--step-ms", "2"});
-  EXPECT_EQ(given["batch"], 32);
-  EXPECT_EQ(given["step_seconds"], 2e-3);
-  EXPECT_EQ(given["limited_by"], "fetch");
-}
-
-TEST(CommandPredict, RefusesWhatIsNoVerdict) {
-  const Command command;
-  const std::string file = (command.home() / "verdict.json").string();
-  const auto refused = [&](const std::string& text, const std::string& reason) {
-    std::ofstream(file) << text;
-    expect_complaint(command.run({"predict", "--samples", "8KiB", "--verdict", file}), 1, reason);
-  };
-  expect_complaint(command.run({"predict", "--samples", "8KiB", "--verdict", file}), 1, "cannot be read");
-  refused("{}", "penstock doctor --loader FILE.py:NAME --json");
-  refused("not JSON", "is not a loader's verdict");
-  refused(R"({"samples_per_batch": 64, "stages": {"fetch": -1, "collate": 0.2, "consumer": 1.5},
-    "busy_seconds": null, "receive_seconds": null, "workers": {"configured": 2, "processors": 8}})",
-          "is not a loader's verdict");
-  expect_complaint(
-      command.run({"predict", "--samples", "8KiB", "--verdict", file, "--device", "host", "--json", file}), 2,
-      "would overwrite the verdict");
-}
-
-TEST(CommandPredict, ChoosesAFeedsGatherAsALoaderDoes) {
-  Command command;
-  command.environment.back() = std::string("PENSTOCK_LIBCUDA=") + PENSTOCK_FAKE_DRIVER;
-  const auto gather = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> words{"predict", "--device", "cuda:0", "--json", "-"};
-    words.insert(words.end(), more.begin(), more.end());
-    const CommandResult result = command.run(words);
-    EXPECT_EQ(result.status, 0) << result.errors;
-    return json::parse(result.output)["gather"].get<std::string>();
-  };
-  EXPECT_EQ(gather({"--samples", "64KiB", "--shuffle"}), "copy-engine");
-  EXPECT_EQ(gather({"--samples", "31KiB", "--shuffle"}), "zero-copy");
-  EXPECT_EQ(gather({"--samples", "1KiB"}), "copy-engine");
-  EXPECT_EQ(gather({"--samples", "1KiB", "--gather", "zero-copy"}), "zero-copy");
-
-  LinkProfile slow =
-      LinkProfile::defaults(Device::open("cuda:0", {.driver_library = PENSTOCK_FAKE_DRIVER}).info());
-  for (auto& point : slow.curves[LinkProfile::Curve::zero_copy_h2d]) point.seconds *= 100;
-  const std::string file = (command.home() / "slow.json").string();
-  slow.save(file);
-  EXPECT_EQ(gather({"--samples", "1KiB", "--shuffle", "--profile", file}), "host");
-}
-
-TEST(CommandPredict, PrintsTheStagesOfAFeed) {
-  const Command command;
-  const CommandResult result = command.run({"predict", "--samples", "147KiB", "--shuffle", "--step-ms", "900",
-                                            "--gather", "host", "--device", "host"});
-  ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_THAT(result.output,
-              StartsWith("256 samples of 147 KiB a batch, host gather, to host: a batch every "));
-  for (const char* words :
-       {"\n  your step        900 ms\n", "\n  waiting for data ", "\n  host gather      ",
-        "\n  transfer         ", "\n  cost of a batch  ", "\nlimited by: your step\n", "careful defaults"}) {
-    EXPECT_THAT(result.output, HasSubstr(words));
-  }
-  EXPECT_THAT(result.output, Not(HasSubstr("device gather")));
-}
-
-TEST(CommandPredict, RefusesAFeedThatCannotBe) {
-  const Command command;
-  const auto refused = [&](std::vector<std::string> words, const std::string& reason) {
-    words.insert(words.begin(), "predict");
-    expect_complaint(command.run(words), 2, reason);
-  };
-  refused({"1MiB", "--samples", "1KiB"}, "excludes");
-  refused({"1MiB", "--batch", "3"}, "--samples");
-  refused({"--samples", "1KiB", "--pieces", "3"}, "excludes");
-  refused({"--samples", "1KiB", "--from", "paper"}, "paper");
-  refused({"--samples", "1KiB", "--to", "pinned"}, "pinned");
-  refused({"--samples", "1KiB", "--from", "float32", "--to", "uint8"}, "without loss");
-  refused({"--samples", "3B", "--from", "int16"}, "no whole number");
-  refused({"--samples", "1KiB", "--residency", "auto"}, "name a fraction");
-  refused({"--samples", "1KiB", "--residency", "half"}, "--residency");
-  refused({"--samples", "1KiB", "--gather", "hand"}, "--gather");
-  refused({"1MiB", "--verdict", "verdict.json"}, "--samples");
 }
 
 }  // namespace

@@ -225,6 +225,8 @@ TEST_F(Feed, GoesByTheStoredProfile) {
   EXPECT_EQ(value["profile_measured"], true);
   EXPECT_GT(value["link_ceiling"], 0.0);
   EXPECT_GT(value["link_efficiency"], 0.0);
+  command.environment = {"PENSTOCK_LIBCUDA=/nowhere", "HOME=relative", "XDG_CACHE_HOME="};
+  EXPECT_EQ(account({})["profile_measured"], false) << "there is no place for profiles";
 }
 
 TEST_F(Feed, SaysWhyTheStoredProfileIsIgnored) {

@@ -85,7 +85,6 @@ TEST_F(Output, StandardOutputThatCannotBeWrittenIsAFailure) {
   put_weights();
   for (const char* words :
        {"feed images.npy --device host", "feed images.npy --device host --json -", "info", "info --json -",
-        "predict 1MiB --device host", "predict 1MiB --device host --json -",
         "load model.safetensors --device host", "load model.safetensors --device host --json -", "--help",
         "feed --help", "--version"}) {
     const std::string start = std::string("\"$PENSTOCK\" ") + words;
@@ -128,9 +127,6 @@ TEST_F(Output, NothingIsWrittenOntoAnInput) {
                    "the dataset");
   expect_complaint(command.run_script(start + "feed set --search . --device host --json set/images.npy"), 2,
                    "the dataset");
-  expect_complaint(
-      command.run_script(start + "predict 1MiB --device host --profile profile.json --json profile.json"), 2,
-      "the link profile");
   expect_complaint(command.run_script(start + "link --device host --profile p.json --json ./p.json"), 2,
                    "the link profile");
   expect_complaint(

@@ -240,12 +240,12 @@ TEST_P(PathTest, IsChosen) {
 
 TEST(PlanTest, TheDeviceSaysWhichSamplesAreWorthACopyEach) {
   FeedFacts facts = facts_of({in_memory("x", 1000, 1000)});
-  facts.device.tuning.feeding.copy_seconds = 1e-9;
+  facts.device.tuning.enqueue_copy_seconds = 1e-9;
   facts.device.tuning.copied_sample_bytes = 1001;
   EXPECT_EQ(plan(facts).fields[0].path, GatherPath::zero_copy);
   facts.device.tuning.copied_sample_bytes = 1000;
   EXPECT_EQ(plan(facts).fields[0].path, GatherPath::copy_engine);
-  facts.device.tuning.feeding.copy_seconds = 1e-6;
+  facts.device.tuning.enqueue_copy_seconds = 1e-6;
   EXPECT_EQ(plan(facts).fields[0].path, GatherPath::zero_copy) << "the host enqueues 1 GB/s";
 }
 

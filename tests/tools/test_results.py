@@ -12,7 +12,7 @@ import results  # noqa: E402
 import rows  # noqa: E402
 
 PAGE = "".join(f"<!-- results: {key} -->\nold\n<!-- /results -->\n" for key in ("answers", "about", "rows"))
-MODEL = {"tolerance": 0.1, "settings": [{"rounds": [{"model": {"seconds": 1.0}, "measured": {"seconds": 1.0}}]}]}
+STARTS = {"samples_per_second": {}}
 
 
 def of_compare(good: bool) -> list[dict]:
@@ -83,8 +83,6 @@ def a_run(good: bool) -> dict:
             for _, _, goal, first in of
         ]
 
-    model = copy.deepcopy(MODEL)
-    model["settings"][0]["rounds"][0]["model"]["seconds"] = 1.0 if good else 2.0
     fast, slow = (100.0, 50.0) if good else (50.0, 50.0)
     beside = "beside `to_device(relay=)` to the first, pinned"
     group = {"work": "Loader of the group: each of them receives, and more", "penstock": "ours", "beside": "theirs"}
@@ -106,7 +104,6 @@ def a_run(good: bool) -> dict:
                     for name in ("images", "columns", "text")
                 }
             },
-            "model": model,
             "recorder": {
                 "not recorded": {"step_ms": 1.0},
                 "recorded": {"step_ms": 1.01 if good else 1.2},
@@ -201,15 +198,14 @@ class ResultsTests(unittest.TestCase):
     def test_outputs_are_gathered(self):
         with tempfile.TemporaryDirectory() as name:
             build = pathlib.Path(name)
-            model = MODEL | {"profiles": [{"curve": list(range(1000))}]}
-            (build / "gpu-model.json").write_text(json.dumps(model))
+            (build / "gpu-starts.json").write_text(json.dumps(STARTS))
             (build / "gpu-processes.json").write_text(json.dumps({"gbps": {}}))
             one = results.gather(build, ["NVIDIA H100 80GB HBM3"], "580.1", "abc")
             two = results.gather(build, ["NVIDIA H100 80GB HBM3"] * 2, "580.1", "abc")
         self.assertEqual((one["machine"], two["machine"]), ("nvidia-h100-80gb-hbm3-x1", "nvidia-h100-80gb-hbm3-x2"))
-        self.assertEqual(one["parts"], {"model": MODEL})
-        self.assertEqual(one["missing"], ["engine", "loader", "recorder", "starts", "compare", "gains"])
-        self.assertEqual(two["parts"].keys(), {"model", "processes"})
+        self.assertEqual(one["parts"], {"starts": STARTS})
+        self.assertEqual(one["missing"], ["engine", "loader", "recorder", "compare", "gains"])
+        self.assertEqual(two["parts"].keys(), {"starts", "processes"})
         self.assertEqual(two["missing"], [*one["missing"], "group", "groups"])
         self.assertEqual(json.loads(results.text_of(two)), two)
 

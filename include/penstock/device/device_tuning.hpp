@@ -78,40 +78,18 @@ struct DeviceTuning {
   /// Host threads that gather a batch, unless a number is given.
   unsigned gather_threads = 8;
 
-  /// What the model of a feed (transfer/feed_model.hpp) cannot take from a LinkProfile. The figures are from
-  /// docs/lab/model-of-feeds.md.
-  struct Feeding {
-    /// Seconds of the loader's thread for a batch whatever its size, and for each field of it: resident
-    /// batches of 1 and 28 columns took 48 and 205 µs.
-    double batch_seconds = 40e-6;
-    double field_seconds = 6e-6;
-    /// Seconds of the same thread for a copy among those of a batch: 0.65 to 0.9 µs on hosts of H100s.
-    double copy_seconds = 0.8e-6;
-    /// Seconds of the link for each part of a batch's copies, and of the loader's thread, which enqueues it,
-    /// records an event and asks one: on an H100, 3.4, 0.5 and 0.5 µs of the overhead that `penstock link`
-    /// shows.
-    double part_seconds = 4e-6;
-    double enqueue_seconds = 4.4e-6;
-    /// Seconds of the consumer's stream for a batch, by its wait and the events around it: steps of 5 ms took
-    /// 1.005 times as long, of which some was not theirs.
-    double step_seconds = 15e-6;
-    /// The share of the rate of plain copies within the device that a kernel over whole batches reaches.
-    double kernel_share = 0.88;
-    /// Bytes per second of samples on the device that one block of a kernel reads, if it also reads the link.
-    /// Not measured: twice what a block reads over the link.
-    double block_rate = 25e9;
+  /// Seconds of the loader's thread for each copy of a sample: 0.65 to 0.9 µs on hosts of H100s.
+  double enqueue_copy_seconds = 0.8e-6;
 
-    // If no gather was measured.
+  // The rates of gathers, until they are measured.
 
-    /// Least seconds for each sample: of all host threads together, and of a kernel that reads the link.
-    double host_sample_seconds = 12e-9;
-    double link_sample_seconds = 11e-9;
-    /// The share of the link's rate that copies below `copied_sample_bytes` reach, and the least seconds for
-    /// one of them.
-    double small_copy_share = 0.1;
-    double small_copy_seconds = 1e-6;
-  };
-  Feeding feeding;
+  /// Least seconds for each sample: of all host threads together, and of a kernel that reads the link.
+  double host_sample_seconds = 12e-9;
+  double link_sample_seconds = 11e-9;
+  /// The share of the link's rate that copies below `copied_sample_bytes` reach, and the least seconds for
+  /// one of them.
+  double small_copy_share = 0.1;
+  double small_copy_seconds = 1e-6;
 };
 
 }  // namespace penstock

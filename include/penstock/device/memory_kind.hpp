@@ -21,9 +21,6 @@ enum class MemoryKind : std::uint8_t {
 /// "pageable", "pinned", "registered", "device".
 [[nodiscard]] std::string_view memory_kind_name(MemoryKind kind) noexcept;
 
-/// Inverse of memory_kind_name. Throws InvalidArgument.
-[[nodiscard]] MemoryKind parse_memory_kind(std::string_view name);
-
 /// True for all but `device`.
 [[nodiscard]] constexpr bool is_host(MemoryKind kind) noexcept { return kind != MemoryKind::device; }
 

@@ -9,7 +9,7 @@ namespace penstock {
 enum class GatherPath : std::uint8_t {
   /// Chosen for each field. `host`: the samples cannot be page-locked where they lie. `copy_engine`: the
   /// device batches copies, and they are about as fast as kernels that read the samples. Otherwise
-  /// `zero_copy`, or `host` if that is twice as fast. The link profile tells the rates (feed_model.hpp).
+  /// `zero_copy`, or `host` if that is twice as fast. The link profile tells the rates.
   automatic,
   host,         ///< host threads copy the samples into a pinned slot, which crosses the link in one copy
   zero_copy,    ///< a kernel reads the samples over the link from the dataset's own page-locked memory

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from .. import _core
-
 WORTHWHILE = 1.1  # times as many batches: less is within what two runs differ by
 ENOUGH = 0.95  # of the best rate: fewer workers that reach it are enough
 STARTING = 0.1  # of an epoch
 EXPLAINED = 1.25  # times what the model says, or the other way round: it explains what was measured
 
 IN_THE_LOADER = ("fetch", "collate", "transport", "pin")
+
+
+def loader_seconds(made: float, computing: float, receive: float, workers: int, processors: int) -> float:
+    """Seconds of a batch of a loader that is not held up: the slowest of its workers, processors and caller.
+
+    One process makes a batch in `made` seconds, of which it needs a processor for `computing`. The caller takes a batch
+    from a worker in `receive`, one after another, and shares the processors.
+    """
+    if workers == 0:
+        return made
+    return max(made / workers, (computing + receive) / processors, receive)
 
 
 @dataclass
@@ -140,14 +149,8 @@ class Timings:
         return measured * self._modelled(workers) / modelled
 
     def _modelled(self, workers: int) -> float:
-        return _core.predict_loader(
-            fetch=self.fetch,
-            collate=self.collate,
-            waiting=max(0.0, self.fetch + self.collate - (self.busy or 0)),
-            receive=self.receive or 0,
-            workers=workers,
-            processors=self.processors,
-        )
+        computing = min(self.fetch + self.collate, self.busy or 0)
+        return loader_seconds(self.fetch + self.collate, computing, self.receive or 0, workers, self.processors)
 
     @property
     def left_out_predicted(self) -> dict[int, float]:
