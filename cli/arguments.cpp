@@ -17,12 +17,7 @@ constexpr std::uint64_t kMostRanks = std::uint64_t{1} << 20;
 
 void add_what(CLI::App& command, FeedOptions& options) {
   add_sources(command, "SOURCES", options.sources,
-              "Files (.npy, .npz, .safetensors, IDX, IDX.gz), whose arrays are the fields; a directory; or "
-              "the name of a dataset");
-  command.add_option("--split", options.split, "Part of a directory that holds several: train or test")
-      ->type_name("NAME");
-  add_repeatable(command, "--search", options.search, "DIR",
-                 "Another directory in which names are looked up");
+              "Files (.npy, .npz, .safetensors), whose arrays are the fields, or directories of them");
   add_bytes(command, "--load-limit", options.load_limit,
             "Read files up to this size into memory, and map larger ones (default: a quarter of the memory)");
   add_count(command, "--batch", options.batch, 1, kMostCount, "Samples in a batch", "256");
@@ -96,8 +91,8 @@ void add_feed(CLI::App& app, FeedOptions& options) {
       "  penstock feed images.npy --to float32 --verify --report report.html\n"
       "  penstock feed images.npy --rank 0 --world-size 8\n"
       "      what one of eight processes gets\n"
-      "  penstock feed fashion-mnist --json -\n"
-      "      a dataset by its name, for programs");
+      "  penstock feed images.npy --json -\n"
+      "      for programs");
 }
 
 }  // namespace penstock::cli

@@ -62,8 +62,6 @@ struct FeedOptions {
   std::size_t budget = 0;
   std::size_t row_budget = 0;
   bool narrow = true;
-  std::string split = "train";
-  std::vector<std::string> search;
   std::size_t load_limit = 0;  ///< 0: a quarter of the host's memory
   bool verify = false;
   double step_ms = 0;

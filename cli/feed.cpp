@@ -39,15 +39,6 @@ auto checked(Call&& call) {
   }
 }
 
-OpenOptions open_options(const FeedOptions& options, const Environment& environment) {
-  OpenOptions open{.split = options.split};
-  open.search.assign(options.search.begin(), options.search.end());
-  open.search.insert(open.search.end(), environment.dataset_directories.begin(),
-                     environment.dataset_directories.end());
-  open.file.load_limit = options.load_limit != 0 ? options.load_limit : host_topology().memory_bytes / 4;
-  return open;
-}
-
 LoaderOptions loader_options(const FeedOptions& options, std::vector<FieldOptions> fields,
                              std::optional<LinkProfile> profile) {
   LoaderOptions loader;
@@ -70,17 +61,15 @@ LoaderOptions loader_options(const FeedOptions& options, std::vector<FieldOption
 
 /// The files that a feed reads.
 struct Inputs {
-  OpenOptions open;
   std::vector<std::filesystem::path> files;
   std::filesystem::path profile;  ///< empty if there is no directory for one
 };
 
 Inputs find_inputs(const FeedOptions& options, const DeviceInfo& device, const Environment& environment) {
-  Inputs inputs{.open = open_options(options, environment), .files = {}, .profile = {}};
+  Inputs inputs{.files = dataset_files({options.sources.begin(), options.sources.end()}), .profile = {}};
   if (!options.profile.empty() || environment.cache_directory) {
     inputs.profile = profile_file(options.profile, device, environment);
   }
-  inputs.files = dataset_files({options.sources.begin(), options.sources.end()}, inputs.open);
   return inputs;
 }
 
@@ -138,8 +127,9 @@ void write_account(const FeedAccount& account, Outputs& outputs, const Look& pag
 
 void feed(const Device& device, const Inputs& inputs, FeedAccount& account, const Look& look) {
   const FeedOptions& options = account.options;
-  const Dataset dataset =
-      timed(account.open_seconds, [&] { return open_dataset(inputs.files, inputs.open); });
+  const FileOptions in_memory{.load_limit = options.load_limit != 0 ? options.load_limit
+                                                                    : host_topology().memory_bytes / 4};
+  const Dataset dataset = timed(account.open_seconds, [&] { return open_dataset(inputs.files, in_memory); });
   account.dataset_samples = dataset.sample_count();
   account.dataset_bytes = dataset.sample_count() * dataset.sample_bytes();
   const auto fields = field_options(dataset, options.to, options.scale, options.shift);

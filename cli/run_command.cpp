@@ -25,17 +25,6 @@ constexpr int kFailure = 1;
 constexpr int kUsage = 2;
 constexpr int kInterrupted = 130;
 
-std::vector<std::filesystem::path> split_paths(const char* value) {
-  std::vector<std::filesystem::path> paths;
-  const std::string text = value == nullptr ? "" : value;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(':', begin), text.size());
-    if (end > begin) paths.emplace_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return paths;
-}
-
 Environment read_environment(const std::string& python) {
   const auto absolute = [](const char* name) -> std::optional<std::filesystem::path> {
     const char* value = std::getenv(name);
@@ -49,8 +38,6 @@ Environment read_environment(const std::string& python) {
   if (!environment.cache_directory) {
     if (const auto home = absolute("HOME")) environment.cache_directory = *home / ".cache";
   }
-  environment.dataset_directories = split_paths(std::getenv("PENSTOCK_DATA"));
-  environment.dataset_directories.emplace_back("/usr/share/datasets");
   environment.utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
   return environment;
 }

@@ -1,4 +1,4 @@
-#include "data/gzip.hpp"
+#include "data/deflate.hpp"
 #include "data/npz.hpp"
 
 #include <penstock/core/error.hpp>

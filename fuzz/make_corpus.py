@@ -7,7 +7,6 @@ Usage: make_corpus.py [DIRECTORY]
 """
 
 import base64
-import gzip
 import io
 import json
 import pathlib
@@ -25,11 +24,6 @@ def npy(descr="'<f4'", fortran="False", shape="(2, 3)", data=24, version=(1, 0),
     header = text.encode() + b" " * padding + b"\n"
     size = struct.pack(size_format, len(header) if length is None else length)
     return magic + bytes(version) + size + header + bytes(i % 251 for i in range(data))
-
-
-def idx(code=0x08, shape=(3, 4), data=12, zeros=b"\0\0", axes=None):
-    head = zeros + bytes([code, len(shape) if axes is None else axes])
-    return head + b"".join(struct.pack(">I", extent) for extent in shape) + bytes(i % 251 for i in range(data))
 
 
 def npz(members, method=zipfile.ZIP_STORED, zip64=False, comment=b""):
@@ -66,10 +60,6 @@ def safetensors(tensors=None, data=30, text=None, length=None):
         text = json.dumps({name: dict(zip(("dtype", "shape", "data_offsets"), entry)) for name, entry in tensors.items()})
     header = text if isinstance(text, bytes) else text.encode()
     return struct.pack("<Q", len(header) if length is None else length) + header + bytes(i % 251 for i in range(data))
-
-
-def packed(content):
-    return gzip.compress(content, mtime=0)
 
 
 NPY = {
@@ -244,46 +234,6 @@ SAFETENSORS = {
     "bad-overlap": safetensors({"x": ("U8", [3], [0, 3]), "y": ("U8", [3], [2, 5])}, data=5),
     "bad-metadata-alone": safetensors(text='{"__metadata__": {}}', data=0),
 }
-
-IDX = {
-    "ok-uint8": idx(),
-    "ok-labels": idx(shape=(5,), data=5),
-    "ok-int8": idx(0x09, (2, 2, 2), 8),
-    "ok-int16": idx(0x0B, (3,), 6),
-    "ok-int32": idx(0x0C, (2, 2), 16),
-    "ok-float32": idx(0x0D, (2,), 8),
-    "ok-float64": idx(0x0E, (1,), 8),
-    "bad-empty": b"",
-    "bad-three-bytes": b"\0\0\x08",
-    "bad-magic": idx(zeros=b"\0\1"),
-    "bad-type": idx(0x0A),
-    "bad-no-axes": idx(shape=(), data=0),
-    "bad-header-cut": idx(axes=9, data=0),
-    "bad-zero-samples": idx(shape=(0, 4), data=0),
-    "bad-zero-bytes": idx(shape=(4, 0), data=0),
-    "bad-overflow": idx(shape=(0xFFFFFFFF,) * 3, data=8),
-    "bad-many-axes": idx(shape=(2,) * 255, data=8),
-    "bad-truncated": idx(data=11),
-    "bad-too-long": idx(data=13),
-    "bad-header-lies": idx(shape=(0x7FFFFFFF, 4), data=12),
-}
-
-# Wrong for an IDX file in gzip format, besides what is wrong when unpacked.
-GZ = {
-    "ok-two-members": packed(idx()[:9]) + packed(idx()[9:]),
-    "ok-empty-member": packed(b"") + packed(idx()),
-    "ok-ratio": packed(idx(shape=(64, 1024), data=0) + bytes(64 * 1024)),
-    "bad-empty": b"",
-    "bad-only-magic": b"\x1f\x8b",
-    "bad-cut": packed(idx())[:-9],
-    "bad-no-checksum": packed(idx())[:-8],
-    "bad-checksum": packed(idx())[:-5] + b"\x55" + packed(idx())[-4:],
-    "bad-length-field": packed(idx())[:-1] + b"\x55",
-    "bad-garbage-after": packed(idx()) + b"garbage",
-    "bad-method": b"\x1f\x8b\x09" + packed(idx())[3:],
-}
-for name, content in IDX.items():
-    GZ.setdefault(name, packed(content))
 
 
 
@@ -576,7 +526,7 @@ PICTURE = {
 
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
-    folders = {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "idx": IDX, "idx_gz": GZ, "trace": TRACE, "picture": PICTURE}
+    folders = {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "trace": TRACE, "picture": PICTURE}
     for folder, files in {**folders, "recording": RECORDING}.items():
         (root / folder).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

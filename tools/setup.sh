@@ -69,6 +69,7 @@ python | the headers of Python                 | python3-dev                  | 
 lint   | clang-format 19                     | clang-format-19              | has_command clang-format-19
 lint   | clang-tidy 19                       | clang-tidy-19                | has_command run-clang-tidy-19
 tsan   | clang 19 with its thread sanitizer  | clang-19 libclang-rt-19-dev  | has_thread_sanitizer
+demo   | Python 3                            | python3                      | has_command python3
 demo   | the Fashion-MNIST dataset           | dataset-fashion-mnist        | has_files /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz
 pages  | a browser without a window          | chromium-headless-shell      | has_browser
 '

@@ -6,15 +6,13 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace penstock::cli {
 
 /// The settings that the command takes from its environment. Nothing else reads the environment.
 struct Environment {
-  DeviceOptions device;                                    ///< PENSTOCK_LIBCUDA
-  std::optional<std::filesystem::path> cache_directory;    ///< XDG_CACHE_HOME, or HOME and .cache
-  std::vector<std::filesystem::path> dataset_directories;  ///< PENSTOCK_DATA, then the system's
+  DeviceOptions device;                                  ///< PENSTOCK_LIBCUDA
+  std::optional<std::filesystem::path> cache_directory;  ///< XDG_CACHE_HOME, or HOME and .cache
   std::string python;  ///< a program that has the package, or is looked for in the PATH
   bool utf8 = false;
 };

@@ -39,17 +39,10 @@ struct Head {
   std::vector<std::byte> bytes;
 };
 
-bool is_idx(const Head& head) {
-  const std::string_view text = head.text();
-  return text.size() >= 4 && text[0] == '\0' && text[1] == '\0' && text[2] >= 0x08 && text[2] <= 0x0E;
-}
-
 FileFormat format_of(const Head& head) {
   if (head.begins_with("\x93NUMPY")) return FileFormat::npy;
   if (is_npz(head.bytes)) return FileFormat::npz;
-  if (head.begins_with("\x1F\x8B")) return FileFormat::idx;
-  if (is_safetensors(head.bytes, head.file_bytes)) return FileFormat::safetensors;
-  return is_idx(head) ? FileFormat::idx : FileFormat::unknown;
+  return is_safetensors(head.bytes, head.file_bytes) ? FileFormat::safetensors : FileFormat::unknown;
 }
 
 /// `path`, or a stand-in if it is not safe within quotes on a command line.
@@ -60,6 +53,26 @@ std::string quotable(const fs::path& path, const std::string& suffix) {
            std::string_view("/._-+=,: ").find(c) != std::string_view::npos;
   });
   return plain ? text : "data" + suffix;
+}
+
+/// NumPy's names of the types of IDX files, from the code 8 on.
+constexpr std::array<std::string_view, 7> kIdxTypes{"u1", "i1", "", "i2", "i4", "f4", "f8"};
+
+/// An IDX file begins with two zero bytes, a type, and the number of axes. Extents and values are big-endian.
+bool is_idx(const Head& head) {
+  const std::string_view text = head.text();
+  return text.size() >= 4 && text[0] == '\0' && text[1] == '\0' && text[2] >= 0x08 && text[2] <= 0x0E &&
+         text[2] != 0x0A;
+}
+
+/// A program that saves the array of an IDX file.
+std::string idx_program(const Head& head, const std::string& from) {
+  const auto axes = std::to_integer<unsigned>(head.bytes[3]);
+  const std::string_view type = kIdxTypes.at(std::to_integer<std::size_t>(head.bytes[2]) - 8);
+  return fmt::format(
+      "import numpy; s = numpy.fromfile('{0}', '>u4', {1}, offset=4); d = numpy.fromfile('{0}', '>{2}', "
+      "offset={3}); numpy.save('{4}', d.reshape(s).astype('{2}'))",
+      from, axes, type, 4 + 4 * axes, fs::path(from).replace_extension(".npy").string());
 }
 
 /// How to convert a file of another kind; empty if its kind is unknown.
@@ -77,6 +90,9 @@ std::string conversion(const fs::path& path, const Head& head) {
                                   "d[c].to_numpy() for c in d}})",
                                   function, from, to));
   };
+  if (head.begins_with("\x1F\x8B"))
+    return fmt::format("files in gzip format are not read; unpack it: gunzip -k '{}'", from);
+  if (is_idx(head)) return line("IDX", idx_program(head, from));
   if (head.begins_with("PAR1")) return columns("Parquet", "read_parquet");
   if (suffix == ".csv") return columns("CSV", "read_csv");
   if (suffix == ".pt" || suffix == ".pth" || head.text().find("/data.pkl") != std::string_view::npos) {
@@ -119,8 +135,6 @@ std::vector<FieldReaderPtr> read_any(const fs::path& path, const FileOptions& op
       return read_npz(path, options);
     case FileFormat::safetensors:
       return read_safetensors(path, options);
-    case FileFormat::idx:
-      return {read_idx(path, options)};
     case FileFormat::unknown:
       break;
   }
@@ -128,11 +142,11 @@ std::vector<FieldReaderPtr> read_any(const fs::path& path, const FileOptions& op
   if (!advice.empty()) throw Error(fmt::format("{}: {}", path.string(), advice));
   const std::string_view other = other_kind(head.text());
   if (!other.empty()) throw_malformed(path.string(), 0, "an array", other);
-  throw Error(fmt::format(
-      "{}, byte 0: expected the beginning of a .npy, .npz, .safetensors or IDX file, or of an IDX "
-      "file in gzip format, found none of them. If the file has no header, save its array with "
-      "numpy.save.",
-      path.string()));
+  throw Error(
+      fmt::format("{}, byte 0: expected the beginning of a .npy, .npz or .safetensors file, found none of "
+                  "them. If the file "
+                  "has no header, save its array with numpy.save.",
+                  path.string()));
 }
 
 }  // namespace penstock

@@ -8,7 +8,7 @@
 
 namespace penstock {
 
-enum class FileFormat { npy, npz, safetensors, idx, unknown };
+enum class FileFormat { npy, npz, safetensors, unknown };
 
 /// The format that the file's content shows. Throws Error if the file cannot be read.
 [[nodiscard]] FileFormat file_format(const std::filesystem::path& path);

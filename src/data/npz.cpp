@@ -1,8 +1,8 @@
 #include "data/npz.hpp"
 
 #include "data/array_bytes.hpp"
+#include "data/deflate.hpp"
 #include "data/file_reader.hpp"
-#include "data/gzip.hpp"
 #include "data/malformed.hpp"
 
 #include <zlib.h>
@@ -31,7 +31,7 @@ class MemberStream {
  public:
   MemberStream(ReadAt read, const ZipMember& member, const std::string& file)
       : read_(read), position_(member.offset), end_(member.offset + member.packed_bytes) {
-    if (member.deflated) unpacked_.emplace(next_, file, PackedFormat::deflate);
+    if (member.deflated) unpacked_.emplace(next_, file);
   }
   MemberStream(const MemberStream&) = delete;
   MemberStream& operator=(const MemberStream&) = delete;
@@ -57,7 +57,7 @@ class MemberStream {
   std::uint64_t position_;
   std::uint64_t end_;
   Next next_{*this};
-  std::optional<GzipStream> unpacked_;
+  std::optional<DeflateStream> unpacked_;
 };
 
 std::vector<std::byte> head_of(const ZipMember& member) {

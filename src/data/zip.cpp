@@ -1,7 +1,7 @@
 #include "data/zip.hpp"
 
 #include "data/array_bytes.hpp"
-#include "data/gzip.hpp"
+#include "data/deflate.hpp"
 #include "data/malformed.hpp"
 
 #include <algorithm>

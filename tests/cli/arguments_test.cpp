@@ -50,8 +50,7 @@ TEST(Arguments, WhatIsEmptyIsRefused) {
   const Command command;
   for (const Words& words :
        {Words{"feed", ""}, Words{"feed", "x", "--json", ""}, Words{"feed", "x", "--report", ""},
-        Words{"feed", "x", "--profile", ""}, Words{"feed", "x", "--search", ""}, Words{"load", ""},
-        Words{"info", "--json", ""}}) {
+        Words{"feed", "x", "--profile", ""}, Words{"load", ""}, Words{"info", "--json", ""}}) {
     const CommandResult result = command.run(words);
     EXPECT_EQ(result.status, 2) << result.errors;
     EXPECT_THAT(result.errors, HasSubstr("it is empty"));
@@ -103,9 +102,6 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
   testing::write_npy(command.home() / "images.npy", "|u1", {600, 2}, std::vector<std::uint8_t>(1200));
   testing::write_npy(command.home() / "labels.npy", "<i8", {600}, std::vector<std::int64_t>(600));
   testing::write_npy(command.home() / "set.npz", "|u1", {600}, std::vector<std::uint8_t>(600));
-  std::filesystem::create_directories(command.home() / "fashion-mnist");
-  testing::write_idx(command.home() / "fashion-mnist" / "train-images-idx3-ubyte", {40, 1, 1},
-                     std::vector<std::uint8_t>(40));
   testing::write_safetensors(command.home() / "model.safetensors",
                              R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
   std::ofstream(command.home() / "train.py") << "";
@@ -124,7 +120,6 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
   write_program("penstock", R"(
     case "$1" in
       link) set -- "$@" --max-bytes 64KiB --repetitions 2 --quick ;;
-      feed) set -- "$@" --search . ;;
     esac
     exec "$PENSTOCK" "$@")");
   std::size_t examples = 0;

@@ -38,17 +38,6 @@ void write_npy(const std::filesystem::path& file, const std::string& type, const
                static_cast<std::streamsize>(values.size() * sizeof(T)));
 }
 
-/// An IDX file of bytes.
-inline void write_idx(const std::filesystem::path& file, const Shape& shape,
-                      const std::vector<std::uint8_t>& values) {
-  std::ofstream stream(file, std::ios::binary);
-  stream << '\0' << '\0' << '\x08' << static_cast<char>(shape.size());
-  for (const std::size_t extent : shape) {
-    for (const int shift : {24, 16, 8, 0}) stream << static_cast<char>(extent >> shift & 0xff);
-  }
-  stream.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size()));
-}
-
 /// A .safetensors file of this header and data.
 inline void write_safetensors(const std::filesystem::path& file, const std::string& header,
                               const std::string& data) {

@@ -173,27 +173,6 @@ TEST_F(Feed, TakesItsShareOfTheDataset) {
   EXPECT_EQ(account({"--batch", "1000", "--verify"})["batches"], 1);
 }
 
-TEST_F(Feed, FindsADatasetByItsName) {
-  const fs::path folder = command.home() / "sets" / "digits";
-  fs::create_directories(folder);
-  testing::write_idx(folder / "train-images-idx3-ubyte", {40, 4, 6},
-                     random_values<std::uint8_t>(960, 3, 255));
-  testing::write_idx(folder / "train-labels-idx1-ubyte", {40}, random_values<std::uint8_t>(40, 4, 9));
-  testing::write_idx(folder / "t10k-images-idx3-ubyte", {8, 4, 6}, random_values<std::uint8_t>(192, 5, 255));
-  testing::write_idx(folder / "t10k-labels-idx1-ubyte", {8}, random_values<std::uint8_t>(8, 6, 9));
-  const auto samples = [&](const Arguments& more) {
-    Arguments arguments{"feed", "digits", "--device", "host", "--verify", "--json", "-"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const CommandResult result = command.run(arguments);
-    EXPECT_EQ(result.status, 0) << result.errors;
-    return result.status == 0 ? json::parse(result.output)["samples"].get<int>() : -1;
-  };
-  EXPECT_EQ(samples({"--search", folder.parent_path().string()}), 40);
-  EXPECT_EQ(samples({"--split", "test", "--search", "/nowhere", "--search", folder.string()}), 8);
-  command.environment.push_back("PENSTOCK_DATA=/nowhere:" + folder.parent_path().string());
-  EXPECT_EQ(samples({}), 40);
-}
-
 TEST_F(Feed, PrintsThePlanAndTheAccount) {
   const fs::path report = command.home() / "report.html";
   const CommandResult result =

@@ -31,7 +31,7 @@ std::vector<std::byte> zip(const std::vector<Member>& members) {
   std::vector<std::byte> archive;
   std::vector<std::byte> directory;
   for (const Member& member : members) {
-    const auto data = member.deflate ? test::packed(member.content, -15) : member.content;
+    const auto data = member.deflate ? test::deflated(member.content) : member.content;
     std::vector<std::byte> common;  // of the local header and the directory
     put(common, 20, 2);
     put(common, 0, 2);
@@ -125,12 +125,12 @@ TEST_F(Archives, AHeaderOfManyLevelsNeedsNoDeepStack) {
 TEST_F(Archives, EachArrayIsAField) {
   for (const std::uint64_t load_limit : {std::uint64_t{0}, std::uint64_t{1} << 30}) {
     for (const bool deflate : {false, true}) {
-      const Dataset dataset = open_dataset({write_npz(deflate)}, {.file = {load_limit}});
+      const Dataset dataset = open_dataset({write_npz(deflate)}, {load_limit});
       expect_images_and_labels(dataset);
       EXPECT_EQ(dataset.is_file_mapping(0), load_limit == 0 && !deflate);
       EXPECT_EQ(dataset.memory(0).size(), images_.size());
     }
-    const Dataset dataset = open_dataset({write_safetensors()}, {.file = {load_limit}});
+    const Dataset dataset = open_dataset({write_safetensors()}, {load_limit});
     expect_images_and_labels(dataset);
     EXPECT_EQ(dataset.is_file_mapping(1), load_limit == 0);
   }
@@ -149,7 +149,7 @@ TEST_F(Archives, LoadedArraysBeginOnPagesAndOutliveTheirFile) {
 
 TEST_F(Archives, ACutWhileMappedIsAnErrorAndNoSignal) {
   for (const auto& file : {write_npz(false), write_safetensors()}) {
-    const Dataset dataset = open_dataset({file}, {.file = {0}});
+    const Dataset dataset = open_dataset({file}, {0});
     std::filesystem::resize_file(file, 200'000);
     const std::vector<std::uint64_t> there{3, 100};
     EXPECT_EQ(test::gather(dataset, 0, there), test::pick(images_, 28 * 28, there));
@@ -177,7 +177,7 @@ TEST_F(Archives, ErrorsNameTheMember) {
   const auto refuses = [&](const std::vector<std::byte>& content, const std::vector<std::string>& parts) {
     const auto file = directory_.write("x.npz", content);
     for (const std::uint64_t load_limit : {std::uint64_t{0}, std::uint64_t{1} << 30}) {
-      expect_error<Error>([&] { return open_dataset({file}, {.file = {load_limit}}); }, parts);
+      expect_error<Error>([&] { return open_dataset({file}, {load_limit}); }, parts);
     }
   };
   const auto data = test::random_bytes(24, 4);
@@ -263,6 +263,12 @@ TEST_F(Archives, OtherFormatsAreShownTheirConversion) {
         {"Parquet files are not read", "read_parquet('" + here + "/y.parquet')"});
   shows("z.PT", "PK", {"PyTorch files are not read", "torch.load('" + here + "/z.PT')"});
   shows("it's.csv", "a\n", {"read_csv('data.csv')", "savez('data.npz'"});
+  shows("i-idx2-ubyte", std::string("\0\0\x08\x02\0\0\0\1\0\0\0\2ab", 14),
+        {"IDX files are not read", "fromfile('" + here + "/i-idx2-ubyte', '>u4', 2, offset=4)",
+         "'>u1', offset=12)", "save('" + here + "/i-idx2-ubyte.npy'"});
+  shows("i.idx1", std::string("\0\0\x0D\x01\0\0\0\1abcd", 12),
+        {"'>f4', offset=8)", "/i.npy'", "astype('f4')"});
+  shows("i.gz", "\x1F\x8B\x08", {"files in gzip format are not read", "gunzip -k '" + here + "/i.gz'"});
 }
 
 }  // namespace

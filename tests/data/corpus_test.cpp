@@ -17,7 +17,7 @@ struct Seed {
   std::string name() const { return path.parent_path().filename().string() + "_" + path.filename().string(); }
 };
 
-constexpr const char* kFolders[] = {"npy", "npz", "safetensors", "idx", "idx_gz"};
+constexpr const char* kFolders[] = {"npy", "npz", "safetensors"};
 
 std::vector<Seed> seeds() {
   std::vector<Seed> found;
@@ -33,7 +33,7 @@ std::vector<FieldReaderPtr> read_as(const std::string& format, const std::filesy
                                     const FileOptions& options) {
   if (format == "npz") return read_npz(path, options);
   if (format == "safetensors") return read_safetensors(path, options);
-  return {format == "npy" ? read_npy(path, options) : read_idx(path, options)};
+  return {read_npy(path, options)};
 }
 
 class Corpus : public ::testing::TestWithParam<Seed> {};
@@ -68,7 +68,6 @@ TEST(CorpusFiles, AreRefusedForTheirOwnReason) {
   const std::pair<const char*, const char*> reasons[] = {
       {"npy/bad-shape-overflows-bytes", "fits the address space"},
       {"npy/bad-shape-overflows-product", "fits the address space"},
-      {"idx/bad-overflow", "fits the address space"},
       {"npz/bad-deflated-trailing", "the end of the deflated data"},
       {"npz/bad-deflated-bomb", "as many bytes as"},
       {"npz/bad-bytes-before", "a directory that ends where its end record begins"},

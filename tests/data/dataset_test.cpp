@@ -40,12 +40,6 @@ std::vector<ReaderKind> reader_kinds() {
     const auto file = directory.write("x.bin", test::joined(test::bytes_of("a header"), data));
     return read_raw(file, {"x", DType::uint8, {bytes}}, 8, {0});
   };
-  const auto idx = [](const test::TempDirectory& directory, const std::vector<std::byte>& data,
-                      std::size_t bytes) {
-    const std::vector<unsigned> shape = {static_cast<unsigned>(data.size() / bytes),
-                                         static_cast<unsigned>(bytes)};
-    return read_idx(directory.write("x-idx2-ubyte", test::idx(0x08, shape, data)), {0});
-  };
   const auto array = [](const test::TempDirectory&, const std::vector<std::byte>& data, std::size_t bytes) {
     return read_array({"x", DType::uint8, {bytes}}, data);
   };
@@ -63,10 +57,9 @@ std::vector<ReaderKind> reader_kinds() {
     for (std::size_t i = 0; i < data.size(); ++i) wide[i] = std::to_integer<std::int32_t>(data[i]);
     return narrow_field(read_array({"x", DType::int32, {bytes}}, wide), DType::uint8);
   };
-  return {{"array", array, true, false},       {"npy_loaded", npy(1 << 30), true, false},
-          {"npy_mapped", npy(0), true, true},  {"raw_mapped", raw, true, true},
-          {"idx_mapped", idx, true, true},     {"callback", callback, false, false},
-          {"narrowed", narrowed, false, false}};
+  return {{"array", array, true, false},        {"npy_loaded", npy(1 << 30), true, false},
+          {"npy_mapped", npy(0), true, true},   {"raw_mapped", raw, true, true},
+          {"callback", callback, false, false}, {"narrowed", narrowed, false, false}};
 }
 
 class Reader : public ::testing::TestWithParam<ReaderKind> {

@@ -1,7 +1,6 @@
 #include "data/file.hpp"
 
 #include "data/file_reader.hpp"
-#include "data/packed.hpp"
 #include "data/support.hpp"
 
 #include <penstock/core/log.hpp>
@@ -20,14 +19,6 @@ namespace {
 
 using test::expect_error;
 using test::read_all;
-
-template <typename T>
-std::vector<T> values_of(const Dataset& dataset, std::size_t field) {
-  const auto bytes = read_all(dataset, field);
-  std::vector<T> values(bytes.size() / sizeof(T));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
 
 class Files : public ::testing::Test {
  protected:
@@ -58,39 +49,6 @@ TEST_F(Files, NpyErrorsSayWhereAndWhat) {
   refuses(test::npy("<f4", "(2, 2)", data),
           {"x.npy, byte 144:", "16 bytes of data (2x2 of float32)", "24 bytes"});
   refuses(test::npy("<f4", "(0, 3)", {}), {"x.npy, byte", "at least one sample", "zero samples"});
-}
-
-TEST_F(Files, IdxConvertsWideValuesFromBigEndian) {
-  const std::vector<std::byte> big = {std::byte{0xFF}, std::byte{0xFE}, std::byte{0x01}, std::byte{0x02}};
-  const Dataset shorts({read_idx(directory_.write("x-labels-idx1", test::idx(0x0B, {2}, big)))});
-  EXPECT_EQ(shorts.field(0).name, "labels");
-  EXPECT_EQ(shorts.field(0).dtype, DType::int16);
-  EXPECT_EQ(values_of<std::int16_t>(shorts, 0), (std::vector<std::int16_t>{-2, 258}));
-  const std::vector<std::byte> one = {std::byte{0x3F}, std::byte{0x80}, std::byte{0}, std::byte{0}};
-  const Dataset floats({read_idx(directory_.write("f.idx", test::gzip(test::idx(0x0D, {1}, one))))});
-  EXPECT_EQ(floats.field(0).name, "f");
-  EXPECT_EQ(values_of<float>(floats, 0), (std::vector<float>{1}));
-}
-
-TEST_F(Files, GzipIsUnpackedIntoMemory) {
-  const auto data = test::random_bytes(700 * 28 * 28, 3);  // more than one window of packed bytes
-  const auto file =
-      directory_.write("train-images-idx3-ubyte.gz", test::gzip(test::idx(0x08, {700, 28, 28}, data)));
-  const Dataset dataset({read_idx(file, {0})});
-  EXPECT_EQ(dataset.field(0).name, "images");
-  EXPECT_EQ(dataset.field(0).shape, (Shape{28, 28}));
-  EXPECT_FALSE(dataset.is_file_mapping(0));
-  EXPECT_EQ(dataset.memory(0).size(), data.size());
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(dataset.memory(0).data()) % 4096, 0u);
-  EXPECT_EQ(read_all(dataset, 0), data);
-}
-
-TEST_F(Files, AGzipHeaderThatLiesGetsNoMemory) {
-  const auto packed = test::gzip(test::idx(0x08, {0x7FFFFFFF, 0x7FFFFFFF}, test::random_bytes(100, 4)));
-  const auto file = directory_.write("x.gz", packed);
-  expect_error<Error>(
-      [&] { static_cast<void>(read_idx(file)); },
-      {"x.gz (unpacked), byte 4:", "no more than " + std::to_string(packed.size()), "4611686014132420609"});
 }
 
 TEST_F(Files, RawTakesTheFileFromAnOffsetToItsEnd) {
@@ -200,17 +158,20 @@ TEST_F(Files, WhatIsNoRegularFileIsRefusedWithoutWaiting) {
 TEST_F(Files, OpenTellsFormatsApartByContent) {
   const auto data = test::random_bytes(12, 8);
   const auto a = directory_.write("a.dat", test::npy("<i4", "(3,)", data));
-  const auto b = directory_.write("b.dat", test::idx(0x08, {3, 4}, data));
-  const auto c = directory_.write("c.dat", test::gzip(test::idx(0x09, {3, 4}, data)));
-  const Dataset dataset = open_dataset({a, b, c});
-  ASSERT_EQ(dataset.field_count(), 3u);
+  const auto b = directory_.write(
+      "b.dat",
+      test::joined(
+          test::joined(std::vector<std::byte>{std::byte{59}}, std::vector<std::byte>(7)),
+          test::joined(test::bytes_of(R"({"b":{"dtype":"U8","shape":[3,4],"data_offsets":[0,12]}}   )"),
+                       data)));
+  const Dataset dataset = open_dataset({a, b});
+  ASSERT_EQ(dataset.field_count(), 2u);
   EXPECT_EQ(dataset.field(0).dtype, DType::int32);
   EXPECT_EQ(dataset.field(1).dtype, DType::uint8);
-  EXPECT_EQ(dataset.field(2).dtype, DType::int8);
-  for (std::size_t field = 0; field < 3; ++field) EXPECT_EQ(read_all(dataset, field), data);
+  for (std::size_t field = 0; field < 2; ++field) EXPECT_EQ(read_all(dataset, field), data);
   const auto noise = directory_.write("noise.npy", test::bytes_of("neither nor"));
   expect_error<Error>([&] { return open_dataset({noise}); },
-                      {"noise.npy, byte 0", ".npy", ".npz", ".safetensors", "IDX", "gzip", "numpy.save"});
+                      {"noise.npy, byte 0", ".npy", ".npz", ".safetensors", "numpy.save"});
   const auto longer = directory_.write("d.npy", test::npy("|u1", "(12,)", data));
   expect_error<InvalidArgument>([&] { return open_dataset({a, longer}); }, {"'a' has 3", "'d' has 12"});
   expect_error<InvalidArgument>([] { return open_dataset({}); }, {"No dataset"});
@@ -222,33 +183,8 @@ TEST_F(Files, OpenTakesLiteralsInBraces) {
   expect_error<InvalidArgument>([] { return open_dataset({"no such name"}); }, {"'no such name'"});
 }
 
-TEST_F(Files, OpenFindsTheSplitOfANamedDataset) {
-  const auto train = test::random_bytes(6 * 4, 9);
-  const auto test_part = test::random_bytes(2 * 4, 10);
-  directory_.write("mnist/train-images-idx3-ubyte.gz", test::gzip(test::idx(0x08, {6, 2, 2}, train)));
-  directory_.write("mnist/train-labels-idx1-ubyte.gz",
-                   test::gzip(test::idx(0x08, {6}, test::random_bytes(6, 11))));
-  directory_.write("mnist/t10k-images-idx3-ubyte", test::idx(0x08, {2, 2, 2}, test_part));
-  directory_.write("mnist/t10k-labels-idx1-ubyte", test::idx(0x08, {2}, test::random_bytes(2, 12)));
-  directory_.write("mnist/README", test::bytes_of("words"));
-  const Dataset dataset =
-      open_dataset({"mnist"}, {.search = {directory_.path() / "elsewhere", directory_.path()}});
-  ASSERT_EQ(dataset.field_count(), 2u);
-  EXPECT_EQ(dataset.field(0).name, "images");
-  EXPECT_EQ(dataset.field(1).name, "labels");
-  EXPECT_EQ(read_all(dataset, 0), train);
-  const Dataset tested = open_dataset({"mnist"}, {.split = "test", .search = {directory_.path() / "mnist"}});
-  EXPECT_EQ(read_all(tested, 0), test_part);
-  EXPECT_EQ(open_dataset({directory_.path() / "mnist"}).sample_count(), 6u);
-  expect_error<InvalidArgument>(
-      [&] { return open_dataset({directory_.path() / "mnist"}, {.split = "extra"}); }, {"mnist", "'extra'"});
-  expect_error<InvalidArgument>([&] { return open_dataset({"cifar"}, {.search = {directory_.path()}}); },
-                                {"'cifar'", directory_.path().string()});
-}
-
-TEST_F(Files, AnEmptyNameIsNoDatasetThoughItsPlaceIsADirectory) {
-  expect_error<InvalidArgument>([&] { return open_dataset({""}, {.search = {directory_.path()}}); },
-                                {"empty", "give a file, a directory or a name"});
+TEST_F(Files, AnEmptyNameIsNoDataset) {
+  expect_error<InvalidArgument>([&] { return open_dataset({""}); }, {"empty", "give a file or a directory"});
 }
 
 TEST_F(Files, ALinkThatLeadsNowhereLeavesTheRestOfItsDirectory) {
@@ -271,15 +207,13 @@ TEST_F(Files, OpenTakesADirectoryOfArrays) {
   const auto data = test::random_bytes(12, 13);
   directory_.write("set/train/images.npy", test::npy("|u1", "(3, 4)", data));
   directory_.write("set/train/labels.npy", test::npy("<i4", "(3,)", data));
-  directory_.write("set/test/images.npy", test::npy("|u1", "(2, 6)", data));
-  const Dataset dataset = open_dataset({directory_.path() / "set"});
+  directory_.write("set/train/README", test::bytes_of("words"));
+  const Dataset dataset = open_dataset({directory_.path() / "set" / "train"});
   EXPECT_EQ(dataset.field_count(), 2u);
   EXPECT_EQ(dataset.field(1).name, "labels");
-  EXPECT_EQ(open_dataset({directory_.path() / "set" / "train"}).sample_count(), 3u);
-  EXPECT_EQ(open_dataset({directory_.path() / "set"}, {.split = "test"}).sample_count(), 2u);
-  std::filesystem::create_directories(directory_.path() / "empty");
-  expect_error<InvalidArgument>([&] { return open_dataset({directory_.path() / "empty"}); },
-                                {"empty", "no .npy, .npz or .safetensors files"});
+  expect_error<InvalidArgument>(
+      [&] { return open_dataset({directory_.path() / "set"}); },
+      {"set holds no .npy, .npz or .safetensors files", "the folder that holds them"});
 }
 
 }  // namespace

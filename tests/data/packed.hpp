@@ -8,10 +8,10 @@
 
 namespace penstock::test {
 
-/// `content`, packed by zlib for a window of `window_bits`: see deflateInit2.
-inline std::vector<std::byte> packed(const std::vector<std::byte>& content, int window_bits) {
+/// `content`, deflated without a header.
+inline std::vector<std::byte> deflated(const std::vector<std::byte>& content) {
   z_stream stream{};
-  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, window_bits, 8, Z_DEFAULT_STRATEGY), Z_OK);
+  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, -15, 8, Z_DEFAULT_STRATEGY), Z_OK);
   std::vector<std::byte> bytes(deflateBound(&stream, static_cast<uLong>(content.size())));
   stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(content.data()));
   stream.avail_in = static_cast<uInt>(content.size());
@@ -22,7 +22,5 @@ inline std::vector<std::byte> packed(const std::vector<std::byte>& content, int 
   deflateEnd(&stream);
   return bytes;
 }
-
-inline std::vector<std::byte> gzip(const std::vector<std::byte>& content) { return packed(content, 15 + 16); }
 
 }  // namespace penstock::test

@@ -42,17 +42,6 @@ inline std::vector<std::byte> npy(const std::string& descr, const std::string& s
   return joined(bytes_of(std::string("\x93NUMPY\x01", 7) + std::string(1, '\0') + length + header), data);
 }
 
-/// An IDX file's bytes.
-inline std::vector<std::byte> idx(unsigned type, const std::vector<unsigned>& shape,
-                                  const std::vector<std::byte>& data) {
-  std::vector<std::byte> bytes = {std::byte{0}, std::byte{0}, static_cast<std::byte>(type),
-                                  static_cast<std::byte>(shape.size())};
-  for (const unsigned extent : shape) {
-    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<std::byte>(extent >> shift));
-  }
-  return joined(std::move(bytes), data);
-}
-
 inline std::vector<std::uint64_t> random_indices(std::size_t count, std::uint64_t below, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::uniform_int_distribution<std::uint64_t> pick(0, below - 1);

@@ -51,11 +51,6 @@ template <typename T>
 [[nodiscard]] std::vector<FieldReaderPtr> read_safetensors(const std::filesystem::path& path,
                                                            const FileOptions& options = {});
 
-/// One IDX file, plain or in gzip format. A gzip file is unpacked into memory, and so are the big-endian
-/// values of wide types. The field is called "images" or "labels" if the file's name says so, otherwise after
-/// the file. Throws as read_npy.
-[[nodiscard]] FieldReaderPtr read_idx(const std::filesystem::path& path, const FileOptions& options = {});
-
 /// Samples of `field` side by side in a file from `offset` to its end. Throws Error if the last one is cut
 /// short.
 [[nodiscard]] FieldReaderPtr read_raw(const std::filesystem::path& path, Field field,

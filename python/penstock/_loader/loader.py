@@ -47,8 +47,8 @@ class Loader:
     not change meanwhile. Strided ones are copied once, and other arrays are converted to NumPy. Batches have the same
     structure. A table (pandas, polars, Arrow, a Hugging Face dataset, anything with an Arrow C stream) becomes a dict
     of its columns, each in its own type; nulls are refused. Within a tuple, list or dict it becomes a matrix of its
-    columns, so `(frame[names], frame["target"])` gives batches of a matrix and a target. The path of a .npy or IDX file
-    stands for its array; that of a .npz or .safetensors file, alone, for a dict of its arrays. A `SharedDataset` is one
+    columns, so `(frame[names], frame["target"])` gives batches of a matrix and a target. The path of a .npy file stands
+    for its array; that of a .npz or .safetensors file, alone, for a dict of its arrays. A `SharedDataset` is one
     copy for all processes of a host. The order of the samples follows from `seed` and the epoch.
 
     A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a

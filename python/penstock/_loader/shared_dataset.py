@@ -23,7 +23,7 @@ class SharedDataset:
 
     `make` is a callable without arguments that returns what `Loader` takes: an array, a dict or tuple of arrays, a
     table. It is called in one process of the host: the first one to come. Or `make` is the path of a file, or several
-    paths: .npy, .npz, .safetensors and IDX files, or directories of these. They are read straight into the shared
+    paths: .npy, .npz and .safetensors files, or directories of these. They are read straight into the shared
     memory, and `data` is a dict of their arrays by name. Each process then writes::
 
         data = penstock.SharedDataset(make)

@@ -53,7 +53,7 @@ MadeDataset call_make(const nb::callable& make) {
   std::string text(note.c_str(), note.size());
   if (paths.empty()) return {make_dataset(arrays), std::move(text)};
   const Unlocked unlocked;
-  return {open_dataset(paths, {.split = "train", .search = {}, .file = {.load_limit = 0}}), std::move(text)};
+  return {open_dataset(paths, {.load_limit = 0}), std::move(text)};
 }
 
 SharedFields share_fields(const std::string& key, std::size_t processes, const nb::callable& make) {

@@ -1,4 +1,4 @@
-#include "data/gzip.hpp"
+#include "data/deflate.hpp"
 
 #include "data/malformed.hpp"
 
@@ -8,24 +8,13 @@
 
 #include <algorithm>
 #include <limits>
-#include <string_view>
 
 namespace penstock {
 
-namespace {
-
-// zlib's code for a window of 32 KiB and the expected header.
-int window_of(PackedFormat format) { return format == PackedFormat::gzip ? 15 + 16 : -15; }
-
-}  // namespace
-
-struct GzipStream::State {
-  State(ByteSource from, const std::string& name, PackedFormat packed)
-      : source(from),
-        file(name),
-        format(packed),
-        what(packed == PackedFormat::gzip ? "gzip data" : "deflated data") {
-    if (inflateInit2(&zlib, window_of(packed)) != Z_OK)
+struct DeflateStream::State {
+  State(ByteSource from, const std::string& name) : source(from), file(name) {
+    constexpr int kWithoutHeader = -15;  // and a window of 32 KiB
+    if (inflateInit2(&zlib, kWithoutHeader) != Z_OK)
       throw Error("zlib could not be initialized: out of memory.");
   }
   ~State() { inflateEnd(&zlib); }
@@ -47,49 +36,43 @@ struct GzipStream::State {
   void step() {
     const int result = inflate(&zlib, Z_NO_FLUSH);
     if (result == Z_STREAM_END) {
-      inside_member = false;
-      inflateReset(&zlib);
+      ended = true;
     } else if (result != Z_OK && result != Z_BUF_ERROR) {
-      throw_malformed(file, offset(), what,
+      throw_malformed(file, offset(), "deflated data",
                       fmt::format("damage ({})", zlib.msg != nullptr ? zlib.msg : "zlib gives no reason"));
     }
   }
 
   ByteSource source;
   std::string file;
-  PackedFormat format;
-  std::string_view what;
   std::array<std::byte, std::size_t{64} << 10> input;
   z_stream zlib{};
   std::uint64_t fetched = 0;
-  bool inside_member = true;  // an empty file is not gzip data
+  bool ended = false;
 };
 
-GzipStream::GzipStream(ByteSource source, const std::string& file, PackedFormat format)
-    : state_(std::make_unique<State>(source, file, format)) {}
+DeflateStream::DeflateStream(ByteSource source, const std::string& file)
+    : state_(std::make_unique<State>(source, file)) {}
 
-GzipStream::~GzipStream() = default;
+DeflateStream::~DeflateStream() = default;
 
-std::size_t GzipStream::read(std::span<std::byte> destination) {
+std::size_t DeflateStream::read(std::span<std::byte> destination) {
   State& state = *state_;
   std::size_t done = 0;
   while (done < destination.size()) {
     // Even without more input, zlib may hold the rest of a match that did not fit the output.
     const bool fed = state.refill();
-    if (!fed && !state.inside_member) break;
-    if (state.format == PackedFormat::deflate && !state.inside_member) {
+    if (!fed && state.ended) break;
+    if (state.ended)
       throw_malformed(state.file, state.offset(), "the end of the deflated data", "more bytes");
-    }
-    state.inside_member = true;
     const auto room =
         static_cast<uInt>(std::min<std::size_t>(destination.size() - done, std::numeric_limits<uInt>::max()));
     state.zlib.next_out = reinterpret_cast<Bytef*>(destination.data() + done);
     state.zlib.avail_out = room;
     state.step();
     const std::size_t got = room - state.zlib.avail_out;
-    if (!fed && got == 0 && state.inside_member) {
-      throw_malformed(state.file, state.offset(), fmt::format("more {}", state.what), "the end of the file");
-    }
+    if (!fed && got == 0 && !state.ended)
+      throw_malformed(state.file, state.offset(), "more deflated data", "the end of the file");
     done += got;
   }
   return done;
