@@ -124,9 +124,9 @@ std::string packed_table(const LinkMeasurement& measurement, const Look& look) {
 }
 
 std::string gather_table(const LinkMeasurement& measurement, const Look& look) {
-  Table table({"samples of", "zero-copy", "copy-engine", "resident", "widening"});
+  Table table({"samples of", "zero-copy", "copy-engine"});
   std::set<std::size_t> samples;
-  const std::array names{"gather_zero_copy", "gather_copy_engine", "gather_resident", "gather_widening"};
+  const std::array names{"gather_zero_copy", "gather_copy_engine"};
   for (const char* name : names) {
     const auto* series = measurement.find(name, LinkTiming::call);
     if (series == nullptr) continue;
@@ -139,10 +139,7 @@ std::string gather_table(const LinkMeasurement& measurement, const Look& look) {
     }
     table.add(std::move(cells));
   }
-  return fmt::format(
-      "GB/s of stored samples in large shuffled batches, median (resident: in device memory; widening: the "
-      "same, uint8 to float32)\n{}",
-      table.text(look));
+  return "GB/s of samples in large shuffled batches, median\n" + table.text(look);
 }
 
 std::string host_gather_table(const LinkMeasurement& measurement, const Look& look) {
@@ -163,8 +160,8 @@ std::string host_gather_table(const LinkMeasurement& measurement, const Look& lo
       cells.push_back(rate_cell(point_of(series, batch, batch / sample)));
     table.add(std::move(cells));
   }
-  return fmt::format("GB/s of shuffled batches that {} host threads gather, by the batch's bytes, median\n{}",
-                     measurement.profile.gather_threads, table.text(look));
+  return "GB/s of shuffled batches that host threads gather, by the batch's bytes, median\n" +
+         table.text(look);
 }
 
 std::string host_copy_table(const LinkMeasurement& measurement, const Look& look) {

@@ -2,7 +2,6 @@
 #include "link/link_steps.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
 
@@ -27,8 +26,6 @@
 /// Enqueuing a batch takes the host some hundred us, in which the link idles before the first: so copies are
 /// timed by the device's clock, from the end of a batch before the others.
 ///
-/// Kernels that do not use the link have one stream, and are timed by the device's clock.
-///
 /// A host whose memory others use, too, changes from second to second. So all sizes of all gathers are
 /// measured in some passes, and of each the pass in the middle counts.
 namespace penstock {
@@ -37,7 +34,7 @@ namespace {
 
 using Gather = LinkProfile::Gather;
 
-constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine, Gather::resident, Gather::widening};
+constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine};
 constexpr std::array<std::size_t, 8> kSampleBytes{64,        256,       kKiB,       4 * kKiB,
                                                   16 * kKiB, 32 * kKiB, 128 * kKiB, 512 * kKiB};
 constexpr std::size_t kBatches = 4;  // of a repetition, each with a slot of its own
@@ -46,28 +43,17 @@ constexpr std::size_t kHostSlots = 3;
 constexpr std::size_t kStreams = 2;
 constexpr double kBatchSeconds = 1.5e-3;  // on the link, much more than a batch costs the host
 constexpr std::size_t kMostBatchBytes = 32 * kMiB;
-constexpr std::size_t kDeviceBatchBytes = 32 * kMiB;  // delivered; more than a cache holds
 constexpr std::size_t kMostSamples = 16384;
 // The host's gathers: the processor's cache holds small batches while they travel. Between 4 and 16 MiB,
 // threads gather 2.3 times as fast.
 constexpr std::array<std::size_t, 6> kHostSamples{64, 256, 1024, 4096, 16384, 65536};
 constexpr std::array<std::size_t, 8> kHostBatchBytes{16 * kKiB, 64 * kKiB, kMiB,      4 * kMiB,
                                                      8 * kMiB,  16 * kMiB, 32 * kMiB, 64 * kMiB};
-constexpr std::size_t kMostDeviceSamples = 262144;
 constexpr std::size_t kMostCopies = 1024;  // in one call
 constexpr double kShortestTime = 1e-12;
 constexpr std::size_t kPasses = 3;
 
-bool is_on_device(Gather gather) { return gather == Gather::resident || gather == Gather::widening; }
-
-/// Kernels do.
-bool reads_indices(Gather gather) { return gather != Gather::host && gather != Gather::copy_engine; }
-
 std::string series_name(Gather gather) { return fmt::format("gather_{}", gather_name(gather)); }
-
-std::size_t delivered_bytes(Gather gather, std::size_t sample_bytes) {
-  return gather == Gather::widening ? sizeof(float) * sample_bytes : sample_bytes;
-}
 
 unsigned gather_threads(const Device& device) {
   return static_cast<unsigned>(
@@ -75,10 +61,7 @@ unsigned gather_threads(const Device& device) {
 }
 
 std::size_t samples_in(Gather gather, std::size_t sample_bytes, std::size_t slot_bytes) {
-  const std::size_t room = slot_bytes / delivered_bytes(gather, sample_bytes);
-  return std::min(room, is_on_device(gather)            ? kMostDeviceSamples
-                        : gather == Gather::copy_engine ? kMostCopies
-                                                        : kMostSamples);
+  return std::min(slot_bytes / sample_bytes, gather == Gather::copy_engine ? kMostCopies : kMostSamples);
 }
 
 /// Batches of samples of one size, made in one way.
@@ -88,7 +71,7 @@ class GatherBench {
       : bench_(run.bench),
         gather_(gather),
         sample_bytes_(sample_bytes),
-        slot_bytes_(samples * delivered_bytes(gather, sample_bytes)),
+        slot_bytes_(samples * sample_bytes),
         samples_(samples),
         batches_(gather == Gather::host ? kHostBatches : kBatches),
         slots_(gather == Gather::host ? kHostSlots : kBatches),
@@ -99,7 +82,7 @@ class GatherBench {
         indices_(batches_ * samples_),
         begin_(bench_.device().create_event(EventTiming::on)),
         end_(bench_.device().create_event(EventTiming::on)) {
-    if (reads_indices(gather)) {
+    if (gather == Gather::zero_copy) {
       device_indices_ = make_device_pool(bench_.device(), {.segment_bytes = 64 * kKiB})
                             .allocate(indices_.size() * sizeof(std::uint64_t));
     }
@@ -116,12 +99,9 @@ class GatherBench {
       case Gather::zero_copy:
         return link_seconds();
       case Gather::copy_engine:
-        return copying_seconds();
-      case Gather::resident:
-      case Gather::widening:
         break;
     }
-    return device_seconds();
+    return copying_seconds();
   }
 
   /// Compares the batches that the slots hold.
@@ -130,12 +110,8 @@ class GatherBench {
     for (std::size_t batch = batches_ - slots_; batch < batches_; ++batch) {
       const std::byte* sample = bench_.pinned_target() + offset(batch);
       for (const std::uint64_t index : indices(batch)) {
-        if (gather_ == Gather::widening) {
-          check_widened(what, sample, index * sample_bytes_);
-        } else {
-          bench_.check_host(what, sample, sample_bytes_, index * sample_bytes_);
-        }
-        sample += delivered_bytes(gather_, sample_bytes_);
+        bench_.check_host(what, sample, sample_bytes_, index * sample_bytes_);
+        sample += sample_bytes_;
       }
     }
   }
@@ -147,7 +123,7 @@ class GatherBench {
  private:
   void draw() {
     for (std::uint64_t& index : indices_) index = random_() % (bench_.capacity() / sample_bytes_);
-    if (!reads_indices(gather_)) return;
+    if (gather_ != Gather::zero_copy) return;
     bench_.stream().copy(device_indices_.data(), indices_.data(), indices_.size() * sizeof(std::uint64_t),
                          CopyDirection::h2d);
     bench_.stream().synchronize();
@@ -161,24 +137,13 @@ class GatherBench {
 
   [[nodiscard]] GatherRequest request(std::size_t batch) const {
     const Device& device = bench_.device();
-    const bool over_link = gather_ == Gather::zero_copy;
-    return {.source = over_link ? device.device_address(bench_.pinned_source()) : bench_.device_source(),
+    return {.source = device.device_address(bench_.pinned_source()),
             .source_rows = bench_.capacity() / sample_bytes_,
             .row_elements = sample_bytes_,
             .indices = reinterpret_cast<const std::uint64_t*>(device_indices_.data()) + batch * samples_,
             .count = samples_,
             .destination = slot(batch),
-            .to = gather_ == Gather::widening ? DType::float32 : DType::uint8,
-            .blocks = over_link ? device.info().tuning.copying_blocks : 0};
-  }
-
-  double device_seconds() {
-    const Stream& stream = streams_.front();
-    begin_.record(stream);
-    for (std::size_t batch = 0; batch < batches_; ++batch) stream.gather(request(batch));
-    end_.record(stream);
-    end_.synchronize();
-    return end_.seconds_since(begin_) / static_cast<double>(indices_.size());
+            .blocks = device.info().tuning.copying_blocks};
   }
 
   void synchronize() const {
@@ -241,17 +206,6 @@ class GatherBench {
       destination += sample_bytes_;
     }
     streams_[0].copy_each(copies_, CopyDirection::h2d);
-  }
-
-  void check_widened(std::string_view what, const std::byte* sample, std::size_t offset) const {
-    const auto* const values = reinterpret_cast<const float*>(sample);
-    const std::byte* const source = bench_.pinned_source() + offset;
-    const bool same = std::equal(values, values + sample_bytes_, source, [](float value, std::byte stored) {
-      return value == static_cast<float>(std::to_integer<unsigned>(stored));
-    });
-    if (same) return;
-    throw Error(fmt::format("{} of {} brought wrong values: {} is faulty. Do not trust measurements on it.",
-                            what, format_bytes(sample_bytes_), bench_.device().info().spec));
   }
 
   LinkBench& bench_;
@@ -323,8 +277,7 @@ std::vector<MeasuredGather> list_gathers(const LinkRun& run) {
     }
   }
   for (const Gather gather : kGathers) {
-    const std::size_t slot_bytes = std::min(
-        room, is_on_device(gather) ? kDeviceBatchBytes : std::bit_floor(std::min(most, kMostBatchBytes)));
+    const std::size_t slot_bytes = std::min(room, std::bit_floor(std::min(most, kMostBatchBytes)));
     for (const std::size_t sample : kSampleBytes) {
       if (4 * sample > slot_bytes) break;
       gathers.emplace_back(gather, sample, samples_in(gather, sample, slot_bytes));
@@ -348,7 +301,6 @@ void measure_gathers(LinkRun& run) {
   }
   profile.gathers.clear();
   profile.host_gathers.clear();
-  profile.gather_threads = gather_threads(run.bench.device());
   for (const MeasuredGather& gather : gathers) {
     const std::string name = series_name(gather.gather());
     if (run.result.series.back().name != name) {

@@ -180,10 +180,6 @@ std::string_view gather_name(LinkProfile::Gather gather) noexcept {
       return "zero_copy";
     case LinkProfile::Gather::copy_engine:
       return "copy_engine";
-    case LinkProfile::Gather::resident:
-      return "resident";
-    case LinkProfile::Gather::widening:
-      return "widening";
   }
   return "unknown";
 }

@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 
 namespace penstock {
@@ -31,7 +30,7 @@ constexpr pj::Format kLinkProfileFormat{"link profile", "penstock-link-profile",
 constexpr std::array kCurves{Curve::pinned_h2d,   Curve::pinned_d2h,    Curve::pinned_both,
                              Curve::pageable_h2d, Curve::pageable_d2h,  Curve::staged_h2d,
                              Curve::staged_d2h,   Curve::zero_copy_h2d, Curve::device_d2d};
-constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine, Gather::resident, Gather::widening};
+constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine};
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;
 
@@ -115,8 +114,7 @@ json to_value(const LinkProfile& profile) {
           {"packed_d2h", grid_rows(profile.packed_d2h)},
           {"copy_interval", profile.copy_interval},
           {"gathers", std::move(gathers)},
-          {"host_gathers", grid_rows(profile.host_gathers)},
-          {"gather_threads", profile.gather_threads}};
+          {"host_gathers", grid_rows(profile.host_gathers)}};
 }
 
 LinkProfile from_value(const json& value) {
@@ -139,23 +137,17 @@ LinkProfile from_value(const json& value) {
 
   const json& curves = member(value, "curves");
   for (const Curve curve : kCurves) profile.curves[curve] = read_curve(curves, curve_name(curve));
-  for (const auto& item : curves.items()) {
-    const bool known = std::any_of(kCurves.begin(), kCurves.end(),
-                                   [&](Curve curve) { return curve_name(curve) == item.key(); });
-    if (!known) refuse(fmt::format("it has an unknown curve '{}'", item.key()));
-  }
   profile.packed_h2d = read_grid(value, "packed_h2d");
   profile.packed_d2h = read_grid(value, "packed_d2h");
   profile.copy_interval = read_positive(value, "copy_interval", true);
   const json& gathers = member(value, "gathers");
-  for (const auto& item : gathers.items()) {
-    const auto gather = std::find_if(kGathers.begin(), kGathers.end(),
-                                     [&](Gather known) { return gather_name(known) == item.key(); });
-    if (gather == kGathers.end()) refuse(fmt::format("it has an unknown gather '{}'", item.key()));
-    profile.gathers[*gather] = read_curve(gathers, item.key());
+  if (!gathers.is_object()) refuse("'gathers' is not an object");
+  // Others, which earlier versions measured, are not read.
+  for (const Gather gather : kGathers) {
+    const std::string_view name = gather_name(gather);
+    if (gathers.contains(name)) profile.gathers[gather] = read_curve(gathers, name);
   }
   profile.host_gathers = read_grid(value, "host_gathers", true);
-  profile.gather_threads = static_cast<unsigned>(read_count(value, "gather_threads", 0, 1024));
   return profile;
 }
 

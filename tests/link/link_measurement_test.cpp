@@ -71,7 +71,7 @@ TEST(LinkMeasurement, HasEverySizeOfEveryCurve) {
     }
     EXPECT_EQ(bytes_of(measurement.profile.curves.at(curve)), curve == Curve::pinned_both ? doubled : sizes);
   }
-  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u + 5u);
+  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u + 3u);
 }
 
 TEST(LinkMeasurement, GathersSamplesOfEachSizeByEachPath) {
@@ -88,9 +88,7 @@ TEST(LinkMeasurement, GathersSamplesOfEachSizeByEachPath) {
       EXPECT_EQ(points[p].seconds, series->points[p].seconds.median);
     }
   }
-  EXPECT_EQ(profile.gathers.size(), 4U);
-  EXPECT_EQ(profile.gather_threads, std::min<std::size_t>(Device::open("host").host_workers()->threads(),
-                                                          DeviceTuning{}.gather_threads));
+  EXPECT_EQ(profile.gathers.size(), 2U);
 }
 
 TEST(LinkMeasurement, GathersBatchesOfSeveralSizesOnTheHost) {
@@ -297,19 +295,9 @@ TEST(LinkMeasurement, FailsLoudlyIfAGatherBringsWrongBytes) {
   EXPECT_THAT(error_with(copies_of(16 * kKiB), {}, progress),
               HasSubstr("gather_host of 256 B brought wrong"));
   EXPECT_THAT(error_with(copies_of(64), {}, progress), HasSubstr("gather_copy_engine of 64 B brought wrong"));
-  const void* source = nullptr;  // of the first gather, over the link
-  const auto first = [&](const GatherRequest& request) {
-    if (gathers && source == nullptr) source = request.source;
-    return gathers && request.source == source;
-  };
-  EXPECT_THAT(error_with(nothing, first, progress),
+  const auto by_kernel = [&](const GatherRequest& /*request*/) { return gathers; };
+  EXPECT_THAT(error_with(nothing, by_kernel, progress),
               HasSubstr("gather_zero_copy of 64 B brought wrong bytes"));
-  const auto others = [&](const GatherRequest& request) { return gathers && request.source != source; };
-  EXPECT_THAT(error_with(nothing, others, progress),
-              HasSubstr("gather_resident of 64 B brought wrong bytes"));
-  const auto widens = [](const GatherRequest& request) { return request.to == DType::float32; };
-  EXPECT_THAT(error_with(nothing, widens, progress),
-              HasSubstr("gather_widening of 64 B brought wrong values"));
 }
 
 TEST(LinkMeasurement, GathersOtherSamplesInEachRepetition) {
@@ -324,7 +312,7 @@ TEST(LinkMeasurement, GathersOtherSamplesInEachRepetition) {
     before = std::move(drawn);
     return false;
   });
-  EXPECT_GT(repeated, 100U);
+  EXPECT_GT(repeated, 50U);
 }
 
 TEST(LinkMeasurement, MakesDoWithLessMemoryAndSaysSo) {

@@ -43,8 +43,6 @@ class LinkProfile {
                   ///< What a processor's cache holds counts, so their rate depends on the batch's bytes
     zero_copy,    ///< a kernel reads them over the link
     copy_engine,  ///< the copy engines fetch them
-    resident,     ///< a kernel reads them in device memory
-    widening,     ///< the same, and delivers uint8 as float32
   };
   /// Seconds by bytes, ascending in bytes.
   struct Point {
@@ -119,7 +117,6 @@ class LinkProfile {
   /// Shuffled batches that host threads gather, a sample a piece. Ascending in pieces, then in bytes. Empty
   /// for defaults.
   std::vector<GridPoint> host_gathers;
-  unsigned gather_threads = 0;  ///< of the host's gathers; 0 if not measured
 };
 
 [[nodiscard]] std::string_view gather_name(LinkProfile::Gather gather) noexcept;
