@@ -34,41 +34,30 @@ std::string seconds_cell(const LinkMeasuredPoint* point, double Summary::* stati
   return point == nullptr ? "" : format_seconds(point->seconds.*statistic);
 }
 
-/// A column of the table of bandwidths.
-struct Column {
-  const char* title;
-  const char* series;
-  LinkTiming timing = LinkTiming::call;
-  std::size_t directions = 1;
-};
-
 std::vector<std::size_t> sizes_of(const LinkMeasurement& measurement) {
   std::vector<std::size_t> sizes;
-  if (const auto* series = measurement.find("pinned_h2d", LinkTiming::call)) {
+  if (const auto* series = measurement.find("pinned_h2d")) {
     for (const auto& point : series->points) sizes.push_back(point.bytes);
   }
   return sizes;
 }
 
 std::string bandwidth_table(const LinkMeasurement& measurement, const Look& look) {
-  const std::vector<Column> columns{{"pinned H2D", "pinned_h2d"},
-                                    {"D2H", "pinned_d2h"},
-                                    {"both", "pinned_both", LinkTiming::call, 2},
-                                    {"driver H2D", "pageable_h2d"},
-                                    {"D2H", "pageable_d2h"},
-                                    {"staged H2D", "staged_h2d"},
-                                    {"D2H", "staged_d2h"},
-                                    {"zero-copy", "zero_copy_h2d"},
-                                    {"D2D", "device_d2d"}};
+  struct Column {
+    const char* title;
+    const char* series;
+  };
+  constexpr std::array columns{Column{"pinned H2D", "pinned_h2d"},   Column{"D2H", "pinned_d2h"},
+                               Column{"driver H2D", "pageable_h2d"}, Column{"D2H", "pageable_d2h"},
+                               Column{"staged H2D", "staged_h2d"},   Column{"D2H", "staged_d2h"},
+                               Column{"zero-copy", "zero_copy_h2d"}, Column{"D2D", "device_d2d"}};
   std::vector<std::string> header{"size"};
   for (const Column& column : columns) header.emplace_back(column.title);
   Table table(std::move(header));
   for (const std::size_t bytes : sizes_of(measurement)) {
     std::vector<std::string> cells{format_bytes(bytes)};
-    for (const Column& column : columns) {
-      cells.push_back(
-          rate_cell(point_of(measurement.find(column.series, column.timing), bytes * column.directions)));
-    }
+    for (const Column& column : columns)
+      cells.push_back(rate_cell(point_of(measurement.find(column.series), bytes)));
     table.add(std::move(cells));
   }
   return "GB/s from the request until the bytes are there, median (driver: pageable memory by the driver's "
@@ -77,27 +66,22 @@ std::string bandwidth_table(const LinkMeasurement& measurement, const Look& look
 }
 
 std::string pinned_table(const LinkMeasurement& measurement, const Look& look) {
-  Table table({"pinned copy", "H2D wire GB/s", "call", "minimum", "p99", "D2H wire GB/s", "call", "minimum",
-               "p99", "both wire GB/s"});
+  Table table({"pinned copy", "H2D", "minimum", "p99", "D2H", "minimum", "p99"});
   for (const std::size_t bytes : sizes_of(measurement)) {
     std::vector<std::string> cells{format_bytes(bytes)};
     for (const char* name : {"pinned_h2d", "pinned_d2h"}) {
-      const auto* call = point_of(measurement.find(name, LinkTiming::call), bytes);
-      cells.push_back(rate_cell(point_of(measurement.find(name, LinkTiming::wire), bytes)));
-      cells.push_back(seconds_cell(call, &Summary::median));
-      cells.push_back(seconds_cell(call, &Summary::minimum));
-      cells.push_back(seconds_cell(call, &Summary::p99));
+      const auto* point = point_of(measurement.find(name), bytes);
+      for (double Summary::* statistic : {&Summary::median, &Summary::minimum, &Summary::p99})
+        cells.push_back(seconds_cell(point, statistic));
     }
-    cells.push_back(rate_cell(point_of(measurement.find("pinned_both", LinkTiming::wire), 2 * bytes)));
     table.add(std::move(cells));
   }
-  return "wire: by the device's clock, copies queued before the first starts; call: by the host's clock\n" +
-         table.text(look);
+  return "time from the request until the bytes are there\n" + table.text(look);
 }
 
 std::string packed_table(const LinkMeasurement& measurement, const Look& look) {
-  const auto* in = measurement.find("packed_h2d", LinkTiming::call);
-  const auto* out = measurement.find("packed_d2h", LinkTiming::call);
+  const auto* in = measurement.find("packed_h2d");
+  const auto* out = measurement.find("packed_d2h");
   if (in == nullptr || in->points.empty()) return {};
   std::set<std::size_t> counts;
   std::set<std::size_t> sizes;
@@ -128,14 +112,14 @@ std::string gather_table(const LinkMeasurement& measurement, const Look& look) {
   std::set<std::size_t> samples;
   const std::array names{"gather_zero_copy", "gather_copy_engine"};
   for (const char* name : names) {
-    const auto* series = measurement.find(name, LinkTiming::call);
+    const auto* series = measurement.find(name);
     if (series == nullptr) continue;
     for (const auto& point : series->points) samples.insert(point.bytes);
   }
   for (const std::size_t sample : samples) {
     std::vector<std::string> cells{format_bytes(sample)};
     for (const char* name : names) {
-      cells.push_back(rate_cell(point_of(measurement.find(name, LinkTiming::call), sample)));
+      cells.push_back(rate_cell(point_of(measurement.find(name), sample)));
     }
     table.add(std::move(cells));
   }
@@ -143,7 +127,7 @@ std::string gather_table(const LinkMeasurement& measurement, const Look& look) {
 }
 
 std::string host_gather_table(const LinkMeasurement& measurement, const Look& look) {
-  const auto* series = measurement.find("gather_host", LinkTiming::call);
+  const auto* series = measurement.find("gather_host");
   if (series == nullptr) return {};
   std::set<std::size_t> samples;
   std::set<std::size_t> batches;
@@ -172,25 +156,10 @@ std::string host_copy_table(const LinkMeasurement& measurement, const Look& look
   return "host memory copy, pageable to pinned\n" + table.text(look);
 }
 
-std::string costs(const LinkMeasurement& measurement) {
-  const LinkProfile& profile = measurement.profile;
-  const auto per_gib = [](double seconds) {
-    return seconds > 0 ? format_seconds(seconds) : std::string("not measured");
-  };
-  const auto overhead = [](const Summary& summary) {
-    return fmt::format("{} (p99 {})", format_seconds(summary.median), format_seconds(summary.p99));
-  };
+std::string settings(const LinkProfile& profile) {
   return fmt::format(
-      "calls   enqueue a 4 KiB copy {}, record an event {}, query {}, synchronize when idle {}\n"
-      "        one small copy after another every {}\n"
-      "memory  per GiB: driver's allocation {}, pinned pool {}, registering touched memory {}, unregistering "
-      "{}\n"
-      "staging {} threads, chunks of {}, {} stores\n",
-      overhead(measurement.overhead.enqueue_copy), overhead(measurement.overhead.record_event),
-      overhead(measurement.overhead.query_event), overhead(measurement.overhead.synchronize_idle),
-      format_seconds(profile.copy_interval), per_gib(measurement.setup.driver_allocate),
-      per_gib(measurement.setup.pinned_pool), per_gib(measurement.setup.register_touched),
-      per_gib(measurement.setup.unregister), profile.staging_threads, format_bytes(profile.chunk_bytes),
+      "one small copy after another every {}; staging by {} threads, in chunks of {}, {} stores\n",
+      format_seconds(profile.copy_interval), profile.staging_threads, format_bytes(profile.chunk_bytes),
       profile.streaming_stores ? "streaming" : "cached");
 }
 
@@ -204,7 +173,7 @@ std::string link_report(const DeviceInfo& device, const LinkMeasurement& measure
   text += bandwidth_table(measurement, look) + "\n" + pinned_table(measurement, look) + "\n" +
           packed_table(measurement, look) + "\n" + gather_table(measurement, look) + "\n" +
           host_gather_table(measurement, look) + "\n" + host_copy_table(measurement, look) + "\n" +
-          costs(measurement);
+          settings(measurement.profile);
   for (const std::string& note : measurement.notes) text += fmt::format("\nnote: {}\n", note);
   return text + fmt::format("\nceiling {} GB/s H2D, {} GB/s D2H\n",
                             format_rate(measurement.profile.ceiling(CopyDirection::h2d)),

@@ -1,12 +1,8 @@
 #include "link/link_steps.hpp"
 
 #include <penstock/core/bytes.hpp>
-#include <penstock/core/error.hpp>
-
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 namespace penstock {
@@ -23,7 +19,6 @@ struct CurveWork {
   std::function<void(std::size_t)> poison;
   std::function<void(std::size_t)> copy;
   std::function<void(std::size_t)> check;
-  std::size_t counted = 1;  ///< directions whose bytes count
 };
 
 CurveWork to_device(LinkRun& run, std::string_view name, std::function<void(std::size_t)> copy) {
@@ -47,31 +42,6 @@ CurveWork from_host(LinkRun& run, std::string_view name, const std::byte* source
   return to_device(run, name, [&run, source, path](std::size_t bytes) {
     run.engine->copy(run.bench.device_target(), source, bytes, {.path = path, .whole = true}).synchronize();
   });
-}
-
-CurveWork both_ways(LinkRun& run, std::string_view name) {
-  LinkBench& bench = run.bench;
-  return {.poison =
-              [&bench](std::size_t bytes) {
-                bench.poison_device(bytes);
-                bench.poison_host(bench.pinned_target(), bytes);
-              },
-          .copy =
-              [&run, &bench](std::size_t bytes) {
-                const CopyOptions direct{.path = TransferPath::direct, .whole = true};
-                const Transfer in =
-                    run.engine->copy(bench.device_target(), bench.pinned_source(), bytes, direct);
-                const Transfer out =
-                    run.engine->copy(bench.pinned_target(), bench.device_source(), bytes, direct);
-                in.synchronize();
-                out.synchronize();
-              },
-          .check =
-              [&bench, name](std::size_t bytes) {
-                bench.check_host(name, bench.pinned_target(), bytes);
-                bench.check_device(name, bytes);
-              },
-          .counted = 2};
 }
 
 /// Runs on a stream of its own: on the stream that compares, the order would hide a missing wait.
@@ -99,8 +69,6 @@ CurveWork work_of(LinkRun& run, Curve curve) {
       return from_host(run, name, bench.pinned_source(), TransferPath::direct);
     case Curve::pinned_d2h:
       return to_host(run, name, bench.pinned_target(), TransferPath::direct);
-    case Curve::pinned_both:
-      return both_ways(run, name);
     case Curve::pageable_h2d:
       return from_host(run, name, bench.pageable_source(), TransferPath::direct);
     case Curve::pageable_d2h:
@@ -115,87 +83,6 @@ CurveWork work_of(LinkRun& run, Curve curve) {
       break;
   }
   return from_host(run, name, bench.device_source(), TransferPath::direct);
-}
-
-/// Holds streams back until everything to be timed is enqueued.
-class Gate {
- public:
-  explicit Gate(const Device& device)
-      : memory_(make_pinned_pool(device, {.segment_bytes = 64 * kKiB}).allocate(64)) {
-    word().store(0);
-  }
-
-  void close() { ++value_; }
-  void hold(const Stream& stream) {
-    stream.wait_value(reinterpret_cast<const std::uint32_t*>(memory_.data()), value_);
-  }
-  void open() noexcept { word().store(value_, std::memory_order_release); }
-
- private:
-  [[nodiscard]] std::atomic_ref<std::uint32_t> word() const noexcept {
-    return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(memory_.data()));
-  }
-
-  Buffer memory_;
-  std::uint32_t value_ = 0;
-};
-
-/// Copies of one direction between two events.
-struct TimedCopies {
-  TimedCopies(const Device& device, CopyDirection way, std::byte* to, const std::byte* from)
-      : direction(way),
-        target(to),
-        source(from),
-        stream(device.create_stream()),
-        begin(device.create_event(EventTiming::on)),
-        end(device.create_event(EventTiming::on)) {}
-
-  CopyDirection direction;
-  std::byte* target;
-  const std::byte* source;
-  Stream stream;
-  Event begin;
-  Event end;
-};
-
-/// Several copies between the events, so that the events' resolution does not matter for small copies.
-std::size_t copies_per_gate(std::size_t bytes) { return std::clamp<std::size_t>(16 * kMiB / bytes, 1, 16); }
-
-void enqueue_gated(Gate& gate, std::vector<TimedCopies>& directions, std::size_t bytes) {
-  gate.close();
-  for (TimedCopies& one : directions) {
-    gate.hold(one.stream);
-    one.begin.record(one.stream);
-  }
-  for (std::size_t i = 0; i < copies_per_gate(bytes); ++i) {
-    for (const TimedCopies& one : directions) {
-      one.stream.copy(one.target, one.source, bytes, one.direction);
-    }
-  }
-  for (TimedCopies& one : directions) one.end.record(one.stream);
-}
-
-double gated_seconds(Gate& gate, std::vector<TimedCopies>& directions, std::size_t bytes) {
-  try {
-    enqueue_gated(gate, directions, bytes);
-  } catch (...) {
-    // Work that waits at the gate would read the gate's word after it is freed.
-    gate.open();
-    for (const TimedCopies& one : directions) {
-      try {
-        one.stream.synchronize();
-      } catch (const Error&) {
-      }
-    }
-    throw;
-  }
-  gate.open();
-  double seconds = kLeastSeconds;
-  for (const TimedCopies& one : directions) {
-    one.end.synchronize();
-    seconds = std::max(seconds, one.end.seconds_since(one.begin));
-  }
-  return seconds / static_cast<double>(copies_per_gate(bytes));
 }
 
 /// Pieces that lie like a program's arrays: apart on the host, side by side on the device.
@@ -254,7 +141,7 @@ std::vector<std::pair<std::size_t, std::size_t>> packed_grid(const LinkBench& be
 
 void measure_curve(LinkRun& run, Curve curve) {
   const CurveWork work = work_of(run, curve);
-  LinkSeries series{.name = std::string(curve_name(curve)), .timing = LinkTiming::call, .points = {}};
+  LinkSeries series{.name = std::string(curve_name(curve)), .points = {}};
   std::vector<LinkProfile::Point> points;
   const auto sizes = run.bench.sizes();
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -262,43 +149,18 @@ void measure_curve(LinkRun& run, Curve curve) {
     work.poison(bytes);
     const Summary seconds = run.bench.repeat_timed(bytes, [&] { work.copy(bytes); });
     work.check(bytes);
-    series.points.push_back({.bytes = bytes * work.counted, .pieces = 1, .seconds = seconds});
-    points.push_back({bytes * work.counted, std::max(seconds.median, kLeastSeconds)});
+    series.points.push_back({.bytes = bytes, .pieces = 1, .seconds = seconds});
+    points.push_back({bytes, std::max(seconds.median, kLeastSeconds)});
     run.advance(static_cast<double>(i + 1) / static_cast<double>(sizes.size()));
   }
   run.result.series.push_back(std::move(series));
   run.result.profile.curves[curve] = std::move(points);
 }
 
-void measure_wire(LinkRun& run, Curve curve) {
-  LinkBench& bench = run.bench;
-  const Device& device = bench.device();
-  const CurveWork work = work_of(run, curve);
-  std::vector<TimedCopies> directions;
-  if (curve != Curve::pinned_d2h) {
-    directions.emplace_back(device, CopyDirection::h2d, bench.device_target(), bench.pinned_source());
-  }
-  if (curve != Curve::pinned_h2d) {
-    directions.emplace_back(device, CopyDirection::d2h, bench.pinned_target(), bench.device_source());
-  }
-  Gate gate(device);
-  LinkSeries series{.name = std::string(curve_name(curve)), .timing = LinkTiming::wire, .points = {}};
-  const auto sizes = bench.sizes();
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const std::size_t bytes = sizes[i];
-    work.poison(bytes);
-    const Summary seconds = bench.repeat(bytes, [&] { return gated_seconds(gate, directions, bytes); });
-    work.check(bytes);
-    series.points.push_back({.bytes = bytes * directions.size(), .pieces = 1, .seconds = seconds});
-    run.advance(static_cast<double>(i + 1) / static_cast<double>(sizes.size()));
-  }
-  run.result.series.push_back(std::move(series));
-}
-
 void measure_packed(LinkRun& run, CopyDirection direction) {
   const bool h2d = direction == CopyDirection::h2d;
   LinkBench& bench = run.bench;
-  LinkSeries series{.name = h2d ? "packed_h2d" : "packed_d2h", .timing = LinkTiming::call, .points = {}};
+  LinkSeries series{.name = h2d ? "packed_h2d" : "packed_d2h", .points = {}};
   auto& points = h2d ? run.result.profile.packed_h2d : run.result.profile.packed_d2h;
   points.clear();
   const auto grid = packed_grid(bench);

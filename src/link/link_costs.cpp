@@ -71,47 +71,7 @@ StagingTrial best_of(const std::vector<StagingTrial>& trials) {
   });
 }
 
-/// Runs the measurement of one cost. If the machine refuses, the cost stays 0 and a note says why.
-void cost_or_note(LinkRun& run, std::string_view what, const std::function<void()>& measure) {
-  const auto note = [&](const Error& error) {
-    run.result.notes.push_back(fmt::format("The cost of {} was not measured: {}", what, error.what()));
-  };
-  try {
-    measure();
-  } catch (const OutOfMemory& error) {
-    note(error);
-  } catch (const Unsupported& error) {
-    note(error);
-  }
-}
-
 }  // namespace
-
-void measure_overhead(LinkRun& run) {
-  LinkBench& bench = run.bench;
-  const Stream& stream = bench.stream();
-  Event event = bench.device().create_event();
-  constexpr std::size_t kRepetitions = 300;
-  std::vector<double> copy, record, query, synchronize;
-  const auto timed = [](std::vector<double>& into, auto&& call) {
-    const auto begin = Clock::now();
-    call();
-    into.push_back(seconds_since(begin));
-  };
-  for (std::size_t i = 0; i < kRepetitions; ++i) {
-    timed(copy,
-          [&] { stream.copy(bench.device_target(), bench.pinned_source(), 4 * kKiB, CopyDirection::h2d); });
-    stream.synchronize();
-    timed(record, [&] { event.record(stream); });
-    event.synchronize();
-    timed(query, [&] { static_cast<void>(event.query()); });
-    timed(synchronize, [&] { stream.synchronize(); });
-  }
-  run.result.overhead = {.enqueue_copy = summarize(copy),
-                         .record_event = summarize(record),
-                         .query_event = summarize(query),
-                         .synchronize_idle = summarize(synchronize)};
-}
 
 void measure_host_copy(LinkRun& run) {
   LinkBench& bench = run.bench;
@@ -125,55 +85,6 @@ void measure_host_copy(LinkRun& run) {
          .streaming = host_copy_rate(bench, workers, bytes, StoreKind::streaming)});
     run.advance(static_cast<double>(threads) / most);
   }
-}
-
-void measure_setup(LinkRun& run) {
-  LinkBench& bench = run.bench;
-  const Device& device = bench.device();
-  const std::size_t bytes = std::min(bench.capacity(), bench.quick() ? 256 * kMiB : kGiB);
-  const double per_gib = static_cast<double>(kGiB) / static_cast<double>(bytes);
-  const std::size_t repetitions = bench.quick() ? 1 : 3;
-  SetupCost& setup = run.result.setup;
-  const auto median = [&](double& cost, const std::vector<double>& seconds) {
-    cost = summarize(seconds).median * per_gib;
-  };
-
-  cost_or_note(run, "the driver's own allocation", [&] {
-    std::vector<double> seconds;
-    for (std::size_t i = 0; i < repetitions; ++i) {
-      const auto begin = Clock::now();
-      void* data = device.allocate_host(bytes);
-      seconds.push_back(seconds_since(begin));
-      device.deallocate_host(data);
-      run.advance(0.5 * static_cast<double>(i + 1) / static_cast<double>(repetitions));
-    }
-    median(setup.driver_allocate, seconds);
-  });
-  cost_or_note(run, "a pinned pool", [&] {
-    std::vector<double> seconds;
-    for (std::size_t i = 0; i < repetitions; ++i) {
-      const auto begin = Clock::now();
-      Pool pool = make_pinned_pool(device, {.segment_bytes = std::min(bytes, 64 * kMiB)});
-      pool.reserve(bytes);
-      seconds.push_back(seconds_since(begin));
-    }
-    median(setup.pinned_pool, seconds);
-    run.advance(0.75);
-  });
-  cost_or_note(run, "registering memory", [&] {
-    std::vector<double> lock, unlock;
-    for (std::size_t i = 0; i < repetitions; ++i) {
-      auto begin = Clock::now();
-      std::optional<Registration> registration(std::in_place, device, bench.pageable_target(), bytes);
-      lock.push_back(seconds_since(begin));
-      begin = Clock::now();
-      registration.reset();
-      unlock.push_back(seconds_since(begin));
-    }
-    median(setup.register_touched, lock);
-    median(setup.unregister, unlock);
-    run.advance(1);
-  });
 }
 
 namespace {

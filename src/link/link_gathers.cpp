@@ -304,7 +304,7 @@ void measure_gathers(LinkRun& run) {
   for (const MeasuredGather& gather : gathers) {
     const std::string name = series_name(gather.gather());
     if (run.result.series.back().name != name) {
-      run.result.series.push_back({.name = name, .timing = LinkTiming::call, .points = {}});
+      run.result.series.push_back({.name = name, .points = {}});
     }
     const LinkMeasuredPoint point = gather.point();
     run.result.series.back().points.push_back(point);

@@ -26,16 +26,10 @@ Step call(std::string_view name, double weight, Curve curve) {
   return {name, weight, [curve](LinkRun& run) { measure_curve(run, curve); }};
 }
 
-Step wire(std::string_view name, double weight, Curve curve) {
-  return {name, weight, [curve](LinkRun& run) { measure_wire(run, curve); }};
-}
-
 }  // namespace
 
-const LinkSeries* LinkMeasurement::find(std::string_view name, LinkTiming timing) const noexcept {
-  const auto found = std::find_if(series.begin(), series.end(), [&](const LinkSeries& one) {
-    return one.name == name && one.timing == timing;
-  });
+const LinkSeries* LinkMeasurement::find(std::string_view name) const noexcept {
+  const auto found = std::ranges::find(series, name, &LinkSeries::name);
   return found == series.end() ? nullptr : &*found;
 }
 
@@ -46,16 +40,11 @@ LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions&
                                       format_bytes(options.max_bytes)));
   }
   const std::array steps{
-      Step{"call overhead", 0.2, measure_overhead},
       Step{"host memory copy", 3, measure_host_copy},
       Step{"staging settings", 3, search_staging},
       call("pinned H2D", 1.5, Curve::pinned_h2d),
       call("pinned D2H", 1.5, Curve::pinned_d2h),
-      call("pinned, both at once", 1.5, Curve::pinned_both),
       Step{"gathers of samples", 6, measure_gathers},
-      wire("pinned H2D on the wire", 1.5, Curve::pinned_h2d),
-      wire("pinned D2H on the wire", 1.5, Curve::pinned_d2h),
-      wire("both at once on the wire", 1.5, Curve::pinned_both),
       Step{"small copies back to back", 0.1, measure_copy_interval},
       call("pageable H2D by the driver", 3, Curve::pageable_h2d),
       call("pageable D2H by the driver", 2, Curve::pageable_d2h),
@@ -65,7 +54,6 @@ LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions&
       Step{"packed D2H", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::d2h); }},
       call("zero-copy H2D", 1.5, Curve::zero_copy_h2d),
       call("within the device", 1, Curve::device_d2d),
-      Step{"cost of memory", 2, measure_setup},
   };
 
   const auto begin = std::chrono::steady_clock::now();

@@ -19,9 +19,7 @@ json to_value(const LinkSeries& series) {
     points.push_back(
         {{"bytes", point.bytes}, {"pieces", point.pieces}, {"seconds", to_value(point.seconds)}});
   }
-  return {{"name", series.name},
-          {"timing", series.timing == LinkTiming::call ? "call" : "wire"},
-          {"points", std::move(points)}};
+  return {{"name", series.name}, {"points", std::move(points)}};
 }
 
 }  // namespace
@@ -44,16 +42,6 @@ std::string LinkMeasurement::to_json() const {
                       {"series", std::move(all_series)},
                       {"staging_trials", std::move(trials)},
                       {"host_copy", std::move(host)},
-                      {"overhead",
-                       {{"enqueue_copy", to_value(overhead.enqueue_copy)},
-                        {"record_event", to_value(overhead.record_event)},
-                        {"query_event", to_value(overhead.query_event)},
-                        {"synchronize_idle", to_value(overhead.synchronize_idle)}}},
-                      {"setup",
-                       {{"driver_allocate", setup.driver_allocate},
-                        {"pinned_pool", setup.pinned_pool},
-                        {"register_touched", setup.register_touched},
-                        {"unregister", setup.unregister}}},
                       {"notes", notes},
                       {"verified_bytes", verified_bytes},
                       {"seconds", seconds}};

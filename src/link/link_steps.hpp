@@ -20,18 +20,12 @@ struct LinkRun {
   std::function<void(double)> advance;
 };
 
-/// Fills result.overhead.
-void measure_overhead(LinkRun& run);
 /// Fills result.host_copy.
 void measure_host_copy(LinkRun& run);
-/// Fills the profile's setup costs.
-void measure_setup(LinkRun& run);
 /// Tries threads, chunks and stores; fills result.staging_trials, the profile's settings, and run.engine.
 void search_staging(LinkRun& run);
 /// Fills a curve of the profile, by the host's clock.
 void measure_curve(LinkRun& run, LinkProfile::Curve curve);
-/// Adds the series of a pinned curve by the device's clock.
-void measure_wire(LinkRun& run, LinkProfile::Curve curve);
 /// Fills the profile's grid of a direction.
 void measure_packed(LinkRun& run, CopyDirection direction);
 /// Fills the profile's gathers: shuffled batches, as a loader makes them. Takes the link's ceiling from the

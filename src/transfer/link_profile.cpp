@@ -154,8 +154,6 @@ std::string_view curve_name(Curve curve) noexcept {
       return "pinned_h2d";
     case Curve::pinned_d2h:
       return "pinned_d2h";
-    case Curve::pinned_both:
-      return "pinned_both";
     case Curve::pageable_h2d:
       return "pageable_h2d";
     case Curve::pageable_d2h:
@@ -269,7 +267,6 @@ LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
   const double staged = std::min(0.9 * link, profile.staging_threads * kHostCopy);
   line(Curve::pinned_h2d, tuning.copy_latency, link);
   line(Curve::pinned_d2h, tuning.copy_latency, link);
-  line(Curve::pinned_both, 12e-6, 1.2 * link);
   line(Curve::pageable_h2d, 12e-6, std::min(link, kHostCopy));
   line(Curve::pageable_d2h, 16e-6, std::min(link, kHostCopy));
   line(Curve::staged_h2d, 60e-6, staged);

@@ -27,9 +27,8 @@ using Gather = LinkProfile::Gather;
 
 constexpr pj::Format kLinkProfileFormat{"link profile", "penstock-link-profile", 3, "penstock link"};
 
-constexpr std::array kCurves{Curve::pinned_h2d,   Curve::pinned_d2h,    Curve::pinned_both,
-                             Curve::pageable_h2d, Curve::pageable_d2h,  Curve::staged_h2d,
-                             Curve::staged_d2h,   Curve::zero_copy_h2d, Curve::device_d2d};
+constexpr std::array kCurves{Curve::pinned_h2d, Curve::pinned_d2h, Curve::pageable_h2d,  Curve::pageable_d2h,
+                             Curve::staged_h2d, Curve::staged_d2h, Curve::zero_copy_h2d, Curve::device_d2d};
 constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine};
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;

@@ -50,8 +50,6 @@ void expect_sound(const LinkSeries& series) {
 TEST(LinkMeasurement, HasEverySizeOfEveryCurve) {
   const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
   const std::vector<std::size_t> sizes{4096, 8192, 16384, 32768, 65536, 131072, 262144};
-  std::vector<std::size_t> doubled;
-  for (const std::size_t bytes : sizes) doubled.push_back(2 * bytes);
   const auto bytes_of = [](const auto& points) {
     std::vector<std::size_t> bytes;
     for (const auto& point : points) bytes.push_back(point.bytes);
@@ -60,26 +58,20 @@ TEST(LinkMeasurement, HasEverySizeOfEveryCurve) {
 
   for (int i = 0; i <= static_cast<int>(Curve::device_d2d); ++i) {
     const auto curve = static_cast<Curve>(i);
-    const bool pinned =
-        curve == Curve::pinned_h2d || curve == Curve::pinned_d2h || curve == Curve::pinned_both;
-    for (const LinkTiming timing : {LinkTiming::call, LinkTiming::wire}) {
-      const LinkSeries* series = measurement.find(curve_name(curve), timing);
-      ASSERT_EQ(series != nullptr, timing == LinkTiming::call || pinned) << curve_name(curve);
-      if (series == nullptr) continue;
-      EXPECT_EQ(bytes_of(series->points), curve == Curve::pinned_both ? doubled : sizes);
-      expect_sound(*series);
-    }
-    EXPECT_EQ(bytes_of(measurement.profile.curves.at(curve)), curve == Curve::pinned_both ? doubled : sizes);
+    const LinkSeries* series = measurement.find(curve_name(curve));
+    ASSERT_NE(series, nullptr) << curve_name(curve);
+    EXPECT_EQ(bytes_of(series->points), sizes);
+    expect_sound(*series);
+    EXPECT_EQ(bytes_of(measurement.profile.curves.at(curve)), sizes);
   }
-  EXPECT_EQ(measurement.series.size(), 9u + 3u + 2u + 3u);
+  EXPECT_EQ(measurement.series.size(), 8u + 2u + 3u);
 }
 
 TEST(LinkMeasurement, GathersSamplesOfEachSizeByEachPath) {
   const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
   const LinkProfile& profile = measurement.profile;
   for (const auto& [gather, points] : profile.gathers) {
-    const LinkSeries* series =
-        measurement.find("gather_" + std::string(gather_name(gather)), LinkTiming::call);
+    const LinkSeries* series = measurement.find("gather_" + std::string(gather_name(gather)));
     ASSERT_NE(series, nullptr);
     expect_sound(*series);
     ASSERT_EQ(points.size(), 5U);  // up to a quarter of a slot, which has a quarter of the capacity
@@ -93,7 +85,7 @@ TEST(LinkMeasurement, GathersSamplesOfEachSizeByEachPath) {
 
 TEST(LinkMeasurement, GathersBatchesOfSeveralSizesOnTheHost) {
   const LinkMeasurement measurement = measure_link(Device::open("host"), hasty(256 * kKiB));
-  const LinkSeries* series = measurement.find("gather_host", LinkTiming::call);
+  const LinkSeries* series = measurement.find("gather_host");
   ASSERT_NE(series, nullptr);
   expect_sound(*series);
   const auto& batches = measurement.profile.host_gathers;
@@ -119,9 +111,6 @@ TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {
   EXPECT_EQ(profile.device_name, device.info().name);
   EXPECT_EQ(LinkProfile::parse(profile.to_json()).to_json(), profile.to_json());
   EXPECT_GT(profile.copy_interval, 0);
-  EXPECT_GT(measurement.setup.driver_allocate, 0);
-  EXPECT_GT(measurement.setup.pinned_pool, 0);
-  EXPECT_GT(measurement.setup.register_touched, 0);
   EXPECT_EQ(measurement.host_copy.size(), std::min(16u, host_topology().processors));
 
   for (const auto* grid : {&profile.packed_h2d, &profile.packed_d2h}) {
@@ -143,11 +132,9 @@ TEST(LinkMeasurement, FillsAProfileThatCanBeStoredAndAsked) {
         return trial.threads == profile.staging_threads && trial.chunk_bytes == profile.chunk_bytes &&
                trial.streaming_stores == profile.streaming_stores;
       }));
-  EXPECT_GT(measurement.overhead.enqueue_copy.repetitions, 0u);
-  EXPECT_GT(measurement.overhead.synchronize_idle.repetitions, 0u);
   EXPECT_TRUE(measurement.notes.empty()) << measurement.notes.front();
-  // Each of the 9 + 3 series of single copies compares each size once, and both directions twice.
-  EXPECT_GE(measurement.verified_bytes, 14u * 500 * kKiB);
+  // Each of the 8 series of single copies compares each size once.
+  EXPECT_GE(measurement.verified_bytes, 8u * 500 * kKiB);
 
   const auto value = nlohmann::json::parse(measurement.to_json());
   EXPECT_EQ(value["series"].size(), measurement.series.size());
@@ -194,7 +181,7 @@ TEST(LinkMeasurement, SaysHowFarItIsAndStopsWhenProgressThrows) {
   EXPECT_TRUE(std::is_sorted(fractions.begin(), fractions.end()));
   EXPECT_EQ(fractions.front(), 0);
   EXPECT_EQ(fractions.back(), 1);
-  EXPECT_GT(steps.size(), 15u);
+  EXPECT_GT(steps.size(), 12u);
   EXPECT_EQ(faulty->live(), LiveHandles{});
 
   struct Stop {};
@@ -226,8 +213,8 @@ TEST(LinkMeasurement, StopsWhileItTakesAndFillsItsMemory) {
 TEST(LinkMeasurement, PassesOnADeviceFailureWithoutLeaksOrHangs) {
   const auto counting = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
   (void)measure_link(Device(counting), hasty());
-  for (const Entry entry : {Entry::copy, Entry::event_record, Entry::stream_wait_value, Entry::event_elapsed,
-                            Entry::gather, Entry::fill, Entry::host_register, Entry::device_allocate}) {
+  for (const Entry entry : {Entry::copy, Entry::event_record, Entry::event_elapsed, Entry::gather,
+                            Entry::fill, Entry::device_allocate}) {
     const std::size_t calls = counting->calls(entry);
     ASSERT_GT(calls, 0u);
     for (const std::size_t nth : {std::size_t{1}, calls * 3 / 5 + 1}) {
@@ -337,17 +324,6 @@ TEST(LinkMeasurement, HalvesWhatAPoolRefuses) {
 TEST(LinkMeasurement, RefusesCopiesTooSmallToMeasure) {
   EXPECT_THROW((void)measure_link(Device::open("host"), hasty(4 * kKiB)), InvalidArgument);
   EXPECT_THROW((void)measure_link(Device::open("host"), hasty(0)), InvalidArgument);
-}
-
-TEST(LinkMeasurement, NotesACostThatTheMachineRefuses) {
-  const auto faulty = std::make_shared<FaultyBackend>(Device::open("host").shared_backend());
-  faulty->fail(Entry::host_allocate, 1, FaultyBackend::kForever,
-               [] { throw OutOfMemory("the driver's allocator", 1, 0, 0); });
-  const LinkMeasurement measurement = measure_link(Device(faulty), hasty());
-  EXPECT_EQ(measurement.setup.driver_allocate, 0);
-  EXPECT_GT(measurement.setup.register_touched, 0);
-  ASSERT_EQ(measurement.notes.size(), 1u);
-  EXPECT_THAT(measurement.notes.front(), HasSubstr("driver's own allocation was not measured"));
 }
 
 }  // namespace

@@ -402,7 +402,7 @@ TEST(LinkProfileJson, RefusesNonsenseWithAGoodChecksum) {
 
 TEST(LinkProfileJson, LeavesOutWhatEarlierVersionsMeasured) {
   json document = json::parse(affine_profile().to_json());
-  document["profile"]["curves"]["warp_h2d"] = json::array({{1, 1.0}});
+  document["profile"]["curves"]["pinned_both"] = json::array({{1, 1.0}});
   document["profile"]["gathers"]["resident"] = json::array({{1, 1.0}});
   document["profile"]["gather_threads"] = 8;
   EXPECT_EQ(LinkProfile::parse(with_checksum(document)).to_json(), affine_profile().to_json());
@@ -575,7 +575,7 @@ TEST(LinkProfileCurve, HasANameEach) {
   for (int i = 0; i <= static_cast<int>(Curve::device_d2d); ++i) {
     names.insert(curve_name(static_cast<Curve>(i)));
   }
-  EXPECT_EQ(names.size(), 9u);
+  EXPECT_EQ(names.size(), 8u);
   EXPECT_EQ(names.count("unknown"), 0u);
 }
 

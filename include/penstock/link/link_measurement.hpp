@@ -33,13 +33,8 @@ struct LinkMeasurementOptions {
   std::function<void(const LinkProgress&)> progress;
 };
 
-/// How a copy was timed.
-enum class LinkTiming : std::uint8_t {
-  call,  ///< on the host's clock, from the request until the destination holds the bytes
-  wire,  ///< the link alone: on the device's clock, copies enqueued before any of them may start
-};
-
-/// Repetitions of one size, in seconds.
+/// Repetitions of one size, in seconds on the host's clock, from the request until the destination holds the
+/// bytes.
 struct LinkMeasuredPoint {
   std::size_t bytes = 0;
   std::size_t pieces = 1;
@@ -51,7 +46,6 @@ struct LinkSeries {
   /// seconds are those of one sample in a large shuffled batch. Of "gather_host" they are those of a batch of
   /// `pieces` samples.
   std::string name;
-  LinkTiming timing = LinkTiming::call;
   std::vector<LinkMeasuredPoint> points;
 };
 
@@ -70,41 +64,23 @@ struct HostCopyRate {
   double streaming = 0;  ///< bytes per second
 };
 
-/// Time that calls take on the host, apart from the device's work.
-struct CallOverhead {
-  Summary enqueue_copy;      ///< asynchronous copy of 4 KiB of pinned memory
-  Summary record_event;      ///< on a stream without work
-  Summary query_event;       ///< of a finished event
-  Summary synchronize_idle;  ///< a stream whose work is done
-};
-
-/// Seconds to make 1 GiB of memory ready for copies; 0 if not measured.
-struct SetupCost {
-  double driver_allocate = 0;
-  double pinned_pool = 0;
-  double register_touched = 0;
-  double unregister = 0;
-};
-
 struct LinkMeasurement {
   LinkProfile profile;
   std::vector<LinkSeries> series;
   std::vector<StagingTrial> staging_trials;
   std::vector<HostCopyRate> host_copy;
-  CallOverhead overhead;
-  SetupCost setup;
-  std::vector<std::string> notes;  ///< measurements that were left out or made smaller, and why
+  std::vector<std::string> notes;  ///< measurements that were made smaller, and why
   std::size_t verified_bytes = 0;  ///< compared with their source after a measurement
   double seconds = 0;              ///< the whole measurement
 
   /// The series of `name`, or null.
-  [[nodiscard]] const LinkSeries* find(std::string_view name, LinkTiming timing) const noexcept;
+  [[nodiscard]] const LinkSeries* find(std::string_view name) const noexcept;
   /// All members as JSON text, in seconds and bytes.
   [[nodiscard]] std::string to_json() const;
 };
 
 /// Measures the link of `device` on an otherwise idle machine: every curve of a LinkProfile, packed
-/// transfers, staging settings, call overheads, and the cost of making memory ready. Blocks the host
+/// transfers, gathers, and staging settings. Blocks the host
 /// throughout. After each point, compares the destination's bytes with the random source data. If they
 /// differ, throws Error that names the measurement. If not even 64 KiB can be measured, throws OutOfMemory or
 /// Unsupported. Throws DeviceError.

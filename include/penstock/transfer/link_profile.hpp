@@ -29,7 +29,6 @@ class LinkProfile {
   enum class Curve : std::uint8_t {
     pinned_h2d,
     pinned_d2h,
-    pinned_both,  ///< bytes count both directions
     pageable_h2d,
     pageable_d2h,
     staged_h2d,
