@@ -89,9 +89,8 @@ RecordingOptions add_recording(CLI::App& command, DoctorOptions& options) {
           ->type_name("FOLDER"),
       command.add_flag("--no-lines", options.no_lines,
                        "Record a program faster, without the lines of its calls"),
-      command.add_flag(
-          "--no-contents", options.no_contents,
-          "Record a program faster, without looking for the same data sent again and for widened values"),
+      command.add_flag("--no-contents", options.no_contents,
+                       "Record a program faster, without looking for the same data sent again"),
       command
           .add_option("--verify", options.verify,
                       "Line of a shell that runs the changed program: compare what it gains with what was "

@@ -405,7 +405,6 @@ class RecordingParser {
       const auto known = std::ranges::lower_bound(memory_, copy.correlation, {}, &CopiedMemory::correlation);
       if (known == memory_.end() || known->correlation != copy.correlation) continue;
       copy.contents = known->contents;
-      copy.values = recording::values_of(known->contents);
       copy.host_node = known->node;
     }
   }

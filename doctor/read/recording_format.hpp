@@ -121,15 +121,6 @@ enum class RecordType : std::uint8_t {
   look = 6,  ///< a thread was seen in no call that tells the recorder, and in no next() of a loader
 };
 
-/// What a record keeps of the contents of a copy: a hash, and what they are. Never 0.
-constexpr std::uint64_t pack_contents(std::uint64_t hash, CopiedValues values) noexcept {
-  return (hash & ~std::uint64_t{7}) | std::uint64_t{static_cast<std::uint8_t>(values)} << 1U;
-}
-/// Earlier recorders judged no values. All their hashes are odd.
-constexpr CopiedValues values_of(std::uint64_t contents) noexcept {
-  return contents % 2 != 0 ? CopiedValues::unknown : static_cast<CopiedValues>(contents >> 1U & 3U);
-}
-
 struct Record {
   std::int64_t begin;  ///< nanoseconds of CUPTI's clock
   std::int64_t end;
@@ -144,8 +135,9 @@ struct Record {
   std::uint8_t detail;
   RecordType type;
   union {
-    std::uint64_t contents;  ///< of calls: pack_contents() of what a copy takes to a device; 0: not known.
-                             ///< Of ranges that begin: a hash of the name
+    std::uint64_t contents;  ///< of calls: an odd hash of what a copy takes to a device; 0: not known. Some
+                             ///< earlier recorders wrote even ones, which also tell of the values. Of ranges
+                             ///< that begin: a hash of the name
     std::uint16_t device;    ///< of copies and work
   };
 };

@@ -180,7 +180,6 @@ std::string not_examined_html(Reports reports) {
       known->second.push_back(process_name(report));
     }
   }
-  if (texts.empty()) return fmt::format("<p class=\"explain\">{}</p>\n", kAllWasExamined);
   std::string html = "<p class=\"explain\">Nothing is known about these, good or bad.</p>\n<ul>\n";
   for (const auto& [text, processes] : texts) {
     const std::string of =

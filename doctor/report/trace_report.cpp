@@ -248,7 +248,6 @@ Json finding_json(const Finding& finding) {
 std::string not_examined_text(const Diagnosis& diagnosis, const Look& look) {
   std::string text = "not examined\n";
   for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, look, 2, 2);
-  if (diagnosis.not_examined.empty()) text += paragraph(kAllWasExamined, look, 2, 2);
   return text;
 }
 

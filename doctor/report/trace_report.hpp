@@ -43,8 +43,6 @@ inline constexpr double kNothingToGain = 0.02;
 [[nodiscard]] bool gains(const Finding& finding, double step);
 /// "at most 804 µs of a step, 34.3 %"; of the recording, if it has no steps.
 [[nodiscard]] std::string gain_text(const Finding& finding, const Diagnosis& diagnosis);
-/// What a report says in place of what was not examined.
-inline constexpr const char* kAllWasExamined = "Nothing: all findings were looked for.";
 /// What a report says in place of findings.
 [[nodiscard]] std::string nothing_found_text(const Diagnosis& diagnosis);
 /// Seconds of a step of a device.

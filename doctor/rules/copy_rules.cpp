@@ -166,49 +166,11 @@ GainRange gain_if_hidden(const DeviceView& view, const std::vector<ViewedCopy>& 
   return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_around(view, copies)};
 }
 
-/// The share of a copy's bytes that narrower values would not take. 0: nothing tells of such values.
+/// The share of a copy's bytes that the host added when it widened its values; 0: it did not.
 double needless_share(const DeviceView& view, const ViewedCopy& viewed) {
-  if (viewed.copy->values == CopiedValues::bytes) return 0.75;
-  if (viewed.copy->values == CopiedValues::halves) return 0.5;
   if (viewed.made == nullptr) return 0;
   const TimelineWidening* widening = widening_around(view, *viewed.made, viewed.copy->bytes);
   return widening == nullptr ? 0 : 1 - static_cast<double>(widening->from_bytes) / widening->to_bytes;
-}
-
-/// A trace tells what the host converts.
-void speak_of_conversions(Finding& finding, const DeviceView& view) {
-  finding.text =
-      fmt::format("Values that the host widens before they are copied: {}.", count_text(view, finding));
-  finding.meaning =
-      "A blocking .to(device, dtype) converts on the host, and the wider values cross the link.";
-  finding.change = "x = x.to(device, non_blocking=True).to(dtype)";
-  finding.penstock_change = "penstock.Loader(..., to=dtype)";
-}
-
-/// A recording tells what is sent.
-void speak_of_values(Finding& finding, const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  const auto of_bytes = std::ranges::count_if(
-      copies, [](const ViewedCopy& viewed) { return viewed.copy->values == CopiedValues::bytes; });
-  const auto of_halves = static_cast<std::ptrdiff_t>(copies.size()) - of_bytes;
-  finding.text =
-      fmt::format("Copies of float32 that a narrower type would hold: {}.", count_text(view, finding));
-  constexpr const char* kBytes = "at most 256 evenly spaced values in each channel, so uint8 would do";
-  constexpr const char* kHalves = "only values that float16 or bfloat16 holds";
-  if (of_bytes == 0 || of_halves == 0)
-    finding.text += fmt::format(" A sample of each shows {}.", of_bytes > 0 ? kBytes : kHalves);
-  else
-    finding.text += fmt::format(" Samples of {:.3g} show {}, and those of {:.3g} {}.",
-                                static_cast<double>(of_bytes) / view.steps(), kBytes,
-                                static_cast<double>(of_halves) / view.steps(), kHalves);
-  finding.meaning = fmt::format(
-      "If the GPU widens them, fewer bytes cross the link. Only {} of each copy were looked at, at {} places "
-      "all over it: values elsewhere may need the wider type.",
-      format_bytes(recording::kSampleBytes), recording::kSamplePieces);
-  const bool are_bytes = of_bytes >= of_halves;
-  finding.change = are_bytes ? "send the uint8: x = x.to(device, non_blocking=True).float().div_(255)"
-                             : "x = x.to(device, non_blocking=True).float()   with x as float16 or bfloat16";
-  finding.penstock_change = are_bytes ? "penstock.Loader(..., to=\"float32\", scale=1 / 255)"
-                                      : "penstock.Loader(..., to=\"float32\")";
 }
 
 /// True if both copies are called from one function, directly or through others, and `then` from a later line
@@ -379,10 +341,10 @@ std::optional<Finding> find_widened_copies(const DeviceView& view) {
   if (!is_regular(view, copies)) return std::nullopt;
   Finding finding = copy_finding(view, copies);
   finding.gain = {saved / 2, saved};
-  if (view.timeline.source == TimelineSource::recorder)
-    speak_of_values(finding, view, copies);
-  else
-    speak_of_conversions(finding, view);
+  finding.text =
+      fmt::format("Values that the host widens before they are copied: {}.", count_text(view, finding));
+  finding.meaning =
+      "A blocking .to(device, dtype) converts on the host, and the wider values cross the link.";
   return finding;
 }
 
@@ -594,17 +556,12 @@ constexpr auto kCopyRules = std::to_array<Rule>({
              "that the "
              "GPU idles, at most the calls of the copies"}},
     {.id = "widened-copies",
-     .needs = Needs(Need::sizes, Need::values),
+     .needs = Needs(Need::sizes, Need::types),
      .find = find_widened_copies,
-     .advice = {"", ""},
-     .compiled_advice =
-         Advice{"copy the narrow values, and widen them in a kernel",
-                "penstock::Loader loader(dataset, device, {.fields = {{.to = penstock::DType::float32}}})"},
+     .advice = {"x = x.to(device, non_blocking=True).to(dtype)", "penstock.Loader(..., to=dtype)"},
      .moves_less = true,
      .changes_kernels = true,
-     .row = {"in a trace: `copy_` widens values, and as many wide bytes, more than 64 KiB, are copied. In a "
-             "recording: copies of more than 64 KiB take float32 to a GPU, and [a sample](#widened-values) "
-             "says that a narrower type holds it",
+     .row = {"a trace tells that `copy_` widens values, and as many wide bytes, more than 64 KiB, are copied",
              "half of the upper end", "the exposed time that the narrow bytes would not take"}},
     {.id = "same-data-again",
      .needs = Needs(Need::sizes, Need::contents),

@@ -158,29 +158,13 @@ bool has_contents_within(const TimelineCopy& copy, TimeSpan window) {
          copy.time.begin >= window.begin && copy.time.begin < window.end;
 }
 
-/// A trace tells types in place of contents.
-void add_values(List& list, const Timeline& timeline, TimeSpan window) {
-  if (is_trace(timeline)) {
-    if (timeline.has_types) return;
-    list.push_back({ids_that_need(Need::values),
-                    "Values widened before the copy: no types were recorded. Profile with "
-                    "record_shapes=True."});
-    return;
-  }
-  std::size_t unknown = 0;
-  bool is_of_earlier_recorder = false;
-  for (const TimelineCopy& copy : timeline.copies) {
-    if (!has_contents_within(copy, window) || copy.values != CopiedValues::unknown) continue;
-    ++unknown;
-    is_of_earlier_recorder = is_of_earlier_recorder || copy.contents != 0;
-  }
-  if (unknown == 0) return;
-  list.push_back(
-      {ids_that_need(Need::values),
-       fmt::format(
-           "Values widened before the copy: those of {} copies of more than 64 KiB are not known.{}", unknown,
-           is_of_earlier_recorder ? " Earlier recorders did not look. Record it again with this version."
-                                  : "")});
+void add_types(List& list, const Timeline& timeline) {
+  if (timeline.has_types) return;
+  list.push_back({ids_that_need(Need::types),
+                  is_trace(timeline) ? "Values widened before the copy: no types were recorded. Profile with "
+                                       "record_shapes=True."
+                                     : "Values widened before the copy: only a trace of PyTorch's profiler "
+                                       "tells types, with record_shapes=True."});
 }
 
 void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
@@ -289,7 +273,7 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   add_steps(list, timeline);
   add_outside(list, timeline, window);
   add_host(list, timeline, host);
-  add_values(list, timeline, window);
+  add_types(list, timeline);
   add_looks(list, timeline, host);
   add_memory(list, timeline);
   add_sizes(list, timeline);

@@ -24,7 +24,7 @@ enum class Need : std::uint16_t {
   memory_kinds = 1U << 6U,           ///< the kind of memory that a copy's source is in
   sizes = 1U << 7U,                  ///< the bytes of copies
   contents = 1U << 8U,               ///< which copies have the same contents
-  values = 1U << 9U,                 ///< whether a narrower type holds what is copied
+  types = 1U << 9U,                  ///< types of the values that operators convert
   nodes = 1U << 10U,                 ///< NUMA nodes of memory, threads and GPUs
   stream_kinds = 1U << 11U,          ///< which streams wait for the default stream
 };

@@ -25,14 +25,6 @@ struct TimeSpan {
 
 inline constexpr std::uint8_t kUnknownNode = 0xFF;
 
-/// What a sample of a copy's bytes tells of its values.
-enum class CopiedValues : std::uint8_t {
-  unknown,  ///< nobody looked
-  as_sent,  ///< no narrower type is sure to hold them
-  bytes,    ///< float32 of at most 256 evenly spaced values, in each channel
-  halves,   ///< float32 that float16 or bfloat16 holds
-};
-
 /// A copy on a device.
 struct TimelineCopy {
   TimeSpan time;
@@ -40,9 +32,8 @@ struct TimelineCopy {
   std::uint32_t correlation = 0;  ///< that of the call that made it
   std::uint32_t stream = 0;
   std::uint16_t device = 0;
-  CopyDirection direction : 4 = CopyDirection::h2d;
-  CopiedValues values : 4 = CopiedValues::unknown;  ///< of copies to a device
-  std::optional<MemoryKind> source;                 ///< nullopt: the recording does not tell it
+  CopyDirection direction = CopyDirection::h2d;
+  std::optional<MemoryKind> source;  ///< nullopt: the recording does not tell it
   std::optional<MemoryKind> destination;
   std::uint8_t host_node = kUnknownNode;  ///< NUMA node of the host memory, of its middle
   std::uint64_t contents = 0;  ///< of copies to a device: the same for the same bytes; 0: not known

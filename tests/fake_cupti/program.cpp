@@ -16,7 +16,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
-#include <random>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -47,17 +46,6 @@ constexpr std::uint64_t kMicrosecond = 1000;
   for (long i = 0; i < steps; ++i) {
     std::iota(batch.begin(), batch.end(), differ ? i : i % 3);
     fake_copy_from(batch.data(), batch.size() * sizeof batch[0], 1, through_runtime ? 1 : 0);
-    work();
-  }
-}
-
-/// Steps with a batch each of bytes that became float32.
-[[gnu::noinline]] void train_on_widened_bytes(long steps) {
-  std::mt19937 random(1);
-  std::vector<float> batch(500'000);
-  for (long i = 0; i < steps; ++i) {
-    for (float& value : batch) value = static_cast<float>(random() % 256) / 255;
-    fake_copy_from(batch.data(), batch.size() * sizeof batch[0], 1, 1);
     work();
   }
 }
@@ -140,7 +128,6 @@ void wait_for_recorder() {
   }
   if (word.starts_with("default-stream=")) copy_on_default_stream(number_of(word));
   if (word.starts_with("fresh=")) train(number_of(word), true, true);
-  if (word.starts_with("widened=")) train_on_widened_bytes(number_of(word));
   if (word.starts_with("again=")) train(number_of(word), false, true);
   if (word.starts_with("again-driver=")) train(number_of(word), false, false);
   if (word.starts_with("launches=")) {  // in turn through the driver and the runtime

@@ -255,49 +255,6 @@ for i in range(80):
         "exposed-copies",
     ),
     Exhibit(
-        "float32 where uint8 would do",
-        """
-images = torch.randint(0, 256, (4, 8192, 1024), dtype=torch.uint8)
-batches = (images.float() / 255).pin_memory()
-for i in range(80):
-    x = batches[i % 4].to(device, non_blocking=True)  # HERE
-    train(x[:2048])
-""",
-        "widened-copies",
-        fix=(
-            ("(images.float() / 255).pin_memory()", "images.pin_memory()"),
-            ("non_blocking=True)  # HERE", "non_blocking=True) / 255  # HERE"),
-        ),
-    ),
-    Exhibit(
-        "images normalized on the host",
-        """
-images = torch.randint(0, 256, (4, 32, 3, 256, 256), dtype=torch.uint8)
-mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
-deviation = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-batches = ((images.float() / 255 - mean) / deviation).pin_memory()
-for i in range(80):
-    x = batches[i % 4].to(device, non_blocking=True)  # HERE
-    train(x.view(-1, 1024)[:2048])
-""",
-        "widened-copies",
-    ),
-    Exhibit(
-        "float32 where float16 would do",
-        """
-features = torch.randn(4, 8192, 1024).half()
-batches = features.float().pin_memory()
-for i in range(80):
-    x = batches[i % 4].to(device, non_blocking=True)  # HERE
-    train(x[:2048])
-""",
-        "widened-copies",
-        fix=(
-            ("features.float().pin_memory()", "features.pin_memory()"),
-            ("non_blocking=True)  # HERE", "non_blocking=True).float()  # HERE"),
-        ),
-    ),
-    Exhibit(
         "114 small tensors a batch",
         """
 data = [torch.rand(1024).pin_memory() for _ in range(114)]

@@ -576,14 +576,6 @@ TEST(TraceReport, CountsNoCopiesWhereNoneWereRecorded) {
   EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d), "copies to the GPU a step: not recorded");
 }
 
-TEST(TraceReport, SaysThatAllWasExamined) {
-  cli::TraceReport report;
-  EXPECT_THAT(cli::trace_text(report, cli::Look{}),
-              EndsWith("not examined\n  Nothing: all findings were looked for.\n"));
-  report.diagnosis.not_examined.push_back({{"pinning"}, "Too few steps."});
-  EXPECT_THAT(cli::trace_text(report, cli::Look{}), EndsWith("not examined\n  Too few steps.\n"));
-}
-
 TEST(Budget, IsBrokenByWhatCannotBeJudged) {
   Diagnosis diagnosis;
   EXPECT_THAT(broken("no pinning\nwaiting_for_data below 5 %", diagnosis), IsEmpty());

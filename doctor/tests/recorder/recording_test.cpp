@@ -336,26 +336,6 @@ TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
   EXPECT_THAT(contents, ElementsAre(55, 0, 66, 0, 0, 0, 0, 0, 0, 0));
 }
 
-TEST(Recordings, TellWhatTheValuesOfCopiesAre) {
-  Bytes bytes = ten_steps();
-  constexpr std::uint64_t kHash = 0x123456789ABCDEF7;
-  bytes.ring()[0].contents = recording::pack_contents(kHash, CopiedValues::as_sent);
-  bytes.ring()[4].contents = recording::pack_contents(kHash, CopiedValues::bytes);
-  bytes.ring()[8].contents = recording::pack_contents(kHash, CopiedValues::halves);
-  bytes.ring()[12].contents = kHash;  // of an earlier recorder
-  const Timeline timeline = parse(bytes.bytes()).timeline;
-  std::vector<CopiedValues> values;
-  std::set<std::uint64_t> contents;
-  for (const TimelineCopy& copy : timeline.copies) {
-    values.push_back(copy.values);
-    contents.insert(copy.contents);
-  }
-  values.resize(5);
-  EXPECT_THAT(values, ElementsAre(CopiedValues::as_sent, CopiedValues::bytes, CopiedValues::halves,
-                                  CopiedValues::unknown, CopiedValues::unknown));
-  EXPECT_EQ(contents.size(), 5U) << "four, and the unknown ones";
-}
-
 TEST(Recordings, TellTheNumaNodesOfDevicesMemoryAndThreads) {
   Bytes bytes = ten_steps();
   bytes.text(TextType::device_node, Bytes::number(0) + Bytes::number(1));
