@@ -1,6 +1,5 @@
 #include "doctor/read/code_places.hpp"
 
-#include "doctor/read/elf_symbols.hpp"
 #include "doctor/timeline/call_sites.hpp"
 #include "doctor/timeline/frame_names.hpp"
 
@@ -152,12 +151,12 @@ KnownPlaces find_places(Recording& recording, CodeReader reader) {
       continue;
     }
     const std::vector<std::vector<CodePlace>> found = reader(file, list);
-    const std::vector<std::string> functions = elf_functions(file, list);
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      std::vector<CodePlace>& places = known[{file, list[i]}];
-      if (i < found.size()) places = found[i];
-      if (!functions[i].empty()) places.push_back({functions[i], {}, 0});
-    }
+    for (std::size_t i = 0; i < std::min(list.size(), found.size()); ++i) known[{file, list[i]}] = found[i];
+    if (std::ranges::all_of(found, &std::vector<CodePlace>::empty))
+      recording.timeline.notes.push_back(
+          fmt::format("Places in {}: its lines and functions are not known. They need addr2line, which comes "
+                      "with binutils, and lines need a build with -g.",
+                      file.string()));
   }
   return known;
 }

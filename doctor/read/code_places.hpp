@@ -25,8 +25,8 @@ using CodeReader = FunctionRef<std::vector<std::vector<CodePlace>>(const std::fi
                                                                    std::span<const std::uint64_t> addresses)>;
 
 /// Names the places of a recording's compiled code: "copy.cpp(12): send(Batch&)" for the innermost call whose
-/// line `reader` knows, or "program: send(Batch&)" from the file's own table of symbols. If a file has
-/// changed since it was recorded, a note says so, and its places are addresses.
+/// line `reader` knows, or "program: send(Batch&)" if it knows only functions. If a file has changed since it
+/// was recorded, or `reader` knows nothing of it, a note says so, and its places are addresses.
 void name_code_places(Recording& recording, CodeReader reader);
 
 }  // namespace penstock

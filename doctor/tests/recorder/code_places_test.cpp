@@ -1,7 +1,8 @@
 #include "doctor/read/code_places.hpp"
 
-#include "doctor/read/elf_symbols.hpp"
+#include "doctor/command/code_reader.hpp"
 #include "doctor/recorder/native_stack.hpp"
+#include "doctor/tests/recorder/recorder_fixture.hpp"
 #include "doctor/timeline/frame_names.hpp"
 #include "support/temp_directory.hpp"
 
@@ -9,11 +10,8 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <fstream>
-#include <iterator>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -55,14 +53,22 @@ std::vector<Caller> locate(const std::vector<std::uintptr_t>& calls) {
   return calls;
 }
 
-/// The functions in which the thread is, as far as the files say.
+/// The functions of this program in which the thread is.
 std::vector<std::string> functions_of(const std::vector<Caller>& callers) {
+  const fs::path program = fs::read_symlink("/proc/self/exe");
+  std::vector<std::uint64_t> addresses;
+  for (const Caller& caller : callers) {
+    if (caller.file == program) addresses.push_back(caller.address);
+  }
   std::vector<std::string> names;
-  for (const Caller& caller : callers) names.push_back(elf_functions(caller.file, {{caller.address}})[0]);
+  for (const auto& places : cli::LineReader()(program, addresses)) {
+    for (const CodePlace& place : places) names.push_back(place.function);
+  }
   return names;
 }
 
 TEST(NativeStack, NamesTheFunctionsThatAThreadIsIn) {
+  if (!testing::has_addr2line()) GTEST_SKIP() << "there is no addr2line";
   const std::vector<Caller> callers = locate(calls_seen({}, 32));
   ASSERT_THAT(callers, SizeIs(Ge(4U)));
   const std::vector<std::string> names = functions_of(callers);
@@ -91,33 +97,6 @@ TEST(NativeStack, TellsAddressesThatAreNoCode) {
   std::uint64_t address = 0;
   EXPECT_FALSE(recorder::locate_code(16, file, address));
   EXPECT_FALSE(recorder::locate_code(reinterpret_cast<std::uintptr_t>(&calls_seen), none, address));
-}
-
-// Symbols
-
-TEST(ElfSymbols, OfDamagedFilesAreNone) {
-  const test::TempDirectory folder;
-  std::ifstream in(PENSTOCK_RECORDER_PROGRAM, std::ios::binary);
-  const std::string whole(std::istreambuf_iterator<char>(in), {});
-  const fs::path copy = folder.path() / "copy";
-  const auto read = [&](const std::string& bytes) {
-    std::ofstream(copy, std::ios::binary) << bytes;
-    return elf_functions(copy, {{16, 4096, 8192}});
-  };
-  EXPECT_THAT(elf_functions(folder.path() / "missing", {{16}}), ElementsAre(""));
-  for (std::size_t i = 0; i < 40; ++i) EXPECT_THAT(read(whole.substr(0, whole.size() * i / 40)), SizeIs(3));
-  std::mt19937 random(1);
-  // The header is in front and the table of sections behind.
-  const std::size_t sections = whole.size() - std::min<std::size_t>(whole.size(), 3000);
-  for (int i = 0; i < 300; ++i) {
-    std::string damaged = whole;
-    for (int j = 0; j < 6; ++j) {
-      damaged[random() % 64] = static_cast<char>(random());
-      damaged[sections + random() % (whole.size() - sections)] = static_cast<char>(random());
-    }
-    std::copy_n(whole.begin(), 5, damaged.begin());
-    EXPECT_THAT(read(damaged), SizeIs(3));
-  }
 }
 
 // Names of places
@@ -234,6 +213,12 @@ TEST_F(CodePlaces, TellTheFramesThatCallThem) {
   EXPECT_THAT(stack(1), ElementsAre("/src/copy.cpp(12): send(int)", "/src/copy.cpp(20): each(int)",
                                     "/src/main.cpp(30): main"));
   EXPECT_THAT(stack(2), ElementsAre("program: helper()"));
+}
+
+TEST_F(CodePlaces, OfCodeThatNobodyKnowsAreAddresses) {
+  call({1});
+  EXPECT_THAT(names(), ElementsAre("program: +0x1"));
+  EXPECT_THAT(recording_.timeline.notes, ElementsAre(HasSubstr("They need addr2line")));
 }
 
 TEST_F(CodePlaces, OfAFileThatHasChangedAreAddresses) {
