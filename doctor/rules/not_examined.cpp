@@ -20,30 +20,31 @@ namespace penstock {
 
 namespace {
 
-/// Large copies between host and device within the window for which it is not known whether their memory is
-/// at the device's NUMA node.
-std::size_t copies_without_node(const Timeline& timeline, TimeSpan window) {
-  return static_cast<std::size_t>(
-      std::count_if(timeline.copies.begin(), timeline.copies.end(), [&](const TimelineCopy& copy) {
-        return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes &&
-               copy.time.begin >= window.begin && copy.time.begin < window.end &&
-               (copy.host_node == kUnknownNode || !timeline.device_nodes.contains(copy.device));
-      }));
+bool is_within(TimeSpan time, TimeSpan window) {
+  return time.begin >= window.begin && time.begin < window.end;
+}
+
+/// Large copies between host and device that begin within the window, and that `lack` something.
+template <typename Test>
+std::size_t large_copies_that(const Timeline& timeline, TimeSpan window, const Test& lack) {
+  return static_cast<std::size_t>(std::ranges::count_if(timeline.copies, [&](const TimelineCopy& copy) {
+    return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes && is_within(copy.time, window) &&
+           lack(copy);
+  }));
 }
 
 /// Streams on which a large copy to a device runs within the window, and if there are any, those of kernels,
 /// for which the recording does not tell whether the default stream and they wait for each other.
 std::size_t streams_of_unknown_kind(const Timeline& timeline, TimeSpan window) {
   std::set<std::pair<std::uint16_t, std::uint32_t>> streams;
-  const auto see = [&](std::uint16_t device, std::uint32_t stream, TimeSpan time) {
-    if (time.begin >= window.begin && time.begin < window.end) streams.emplace(device, stream);
-  };
   for (const TimelineCopy& copy : timeline.copies) {
-    if (copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes)
-      see(copy.device, copy.stream, copy.time);
+    if (copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && is_within(copy.time, window))
+      streams.emplace(copy.device, copy.stream);
   }
   if (streams.empty()) return 0;
-  for (const TimelineWork& work : timeline.work) see(work.device, work.stream, work.time);
+  for (const TimelineWork& work : timeline.work) {
+    if (is_within(work.time, window)) streams.emplace(work.device, work.stream);
+  }
   return static_cast<std::size_t>(std::ranges::count_if(
       streams, [&](const auto& stream) { return !timeline.stream_kinds.contains(stream); }));
 }
@@ -93,51 +94,21 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
              : "Waiting for data: the thread that launches kernels was never seen in next() of a DataLoader, "
                "or of penstock's Loader or feed. Waits for another loader count as other idle time."});
   }
-}
-
-void add_looks(List& list, const Timeline& timeline, const HostActivity& host) {
-  if (timeline.has_looks || !host.observed) return;
-  if (is_trace(timeline)) {
+  if (host.observed && !timeline.has_looks) {
     list.push_back({ids_that_need(Need::looks),
-                    "The program's own work between calls of CUDA: no stacks were recorded. Profile with "
-                    "with_stack=True."});
-    return;
+                    trace ? "The program's own work between calls of CUDA: no stacks were recorded. Profile "
+                            "with with_stack=True."
+                          : "The program's own work between calls of CUDA: no thread that launches kernels "
+                            "was looked at. Threads of Python are, unless lines are left out. Earlier "
+                            "recorders did not look."});
   }
-  list.push_back(
-      {ids_that_need(Need::looks),
-       "The program's own work between calls of CUDA: no thread that launches kernels was looked at. "
-       "Threads of Python are, unless lines are left out. Earlier recorders did not look."});
-}
-
-void add_memory(List& list, const Timeline& timeline) {
-  const auto unknown = std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) {
-    return copy.direction == CopyDirection::h2d && !copy.source;
-  });
-  if (unknown > 0) {
-    list.push_back(
-        {ids_that_need(Need::memory_kinds),
-         fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.",
-                     unknown)});
-  }
-}
-
-void add_sizes(List& list, const Timeline& timeline) {
-  const auto unknown =
-      std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) { return copy.bytes == 0; });
-  if (unknown == 0) return;
-  list.push_back({ids_that_need(Need::sizes),
-                  fmt::format("Sizes of copies: the bytes of {} copies are not recorded. No finding about "
-                              "copies has these.",
-                              unknown)});
 }
 
 void add_outside(List& list, const Timeline& timeline, TimeSpan window) {
   const TimeSpan all = whole_window(timeline);
   const TraceTime outside = all.end - all.begin - (window.end - window.begin);
   if (!is_trace(timeline) || timeline.steps.empty() || outside <= window.end - window.begin) return;
-  const auto is_outside = [window](const auto& record) {
-    return record.time.begin < window.begin || record.time.begin >= window.end;
-  };
+  const auto is_outside = [window](const auto& record) { return !is_within(record.time, window); };
   const auto copies = std::ranges::count_if(timeline.copies, [&](const TimelineCopy& copy) {
     return copy.direction != CopyDirection::d2d && is_outside(copy);
   });
@@ -152,71 +123,80 @@ void add_outside(List& list, const Timeline& timeline, TimeSpan window) {
                    format_seconds(1e-9 * static_cast<double>(all.end - all.begin)), copies, waits)});
 }
 
-/// Copies whose contents the recorder looks at if it can, that began within the window.
-bool has_contents_within(const TimelineCopy& copy, TimeSpan window) {
-  return copy.direction == CopyDirection::h2d && copy.bytes > recording::kSmallCopyBytes &&
-         copy.time.begin >= window.begin && copy.time.begin < window.end;
+// Why nothing is known of a need. Empty: it is.
+
+std::string why_no_types(const Timeline& timeline, TimeSpan) {
+  if (timeline.has_types) return "";
+  return is_trace(timeline)
+             ? "Values widened before the copy: no types were recorded. Profile with record_shapes=True."
+             : "Values widened before the copy: only a trace of PyTorch's profiler tells types, with "
+               "record_shapes=True.";
 }
 
-void add_types(List& list, const Timeline& timeline) {
-  if (timeline.has_types) return;
-  list.push_back({ids_that_need(Need::types),
-                  is_trace(timeline) ? "Values widened before the copy: no types were recorded. Profile with "
-                                       "record_shapes=True."
-                                     : "Values widened before the copy: only a trace of PyTorch's profiler "
-                                       "tells types, with record_shapes=True."});
-}
-
-void add_contents(List& list, const Timeline& timeline, TimeSpan window) {
-  const auto without_contents = std::ranges::count_if(timeline.copies, [window](const TimelineCopy& copy) {
-    return has_contents_within(copy, window) && copy.contents == 0;
+std::string why_no_memory_kinds(const Timeline& timeline, TimeSpan) {
+  const auto unknown = std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) {
+    return copy.direction == CopyDirection::h2d && !copy.source;
   });
-  if (is_trace(timeline)) {
-    list.push_back(
-        {ids_that_need(Need::contents), "The same data sent again: a trace has no contents of copies."});
-  } else if (without_contents > 0) {
-    list.push_back({ids_that_need(Need::contents),
-                    fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are "
-                                "not known.",
-                                without_contents)});
-  }
+  if (unknown == 0) return "";
+  return fmt::format("Pageable and pinned memory: the source's kind is not recorded for {} copies.", unknown);
 }
 
-void add_nodes(List& list, const Timeline& timeline, TimeSpan window) {
-  if (is_trace(timeline)) {
-    list.push_back(
-        {ids_that_need(Need::nodes, ids_that_need(Need::stream_kinds)),
-         "The NUMA node and the default stream: only a recording of the doctor's own tells them."});
-    return;
-  }
-  if (const std::size_t without_node = copies_without_node(timeline, window); without_node > 0) {
-    list.push_back(
-        {ids_that_need(Need::nodes),
-         fmt::format("Copies between NUMA nodes: the GPU's node, or that of the memory, is not known for {} "
-                     "copies of more than 64 KiB. Containers often forbid to ask for it (move_pages).",
-                     without_node)});
-  }
-}
-
-std::string why_kinds_are_unknown(const Timeline& timeline) {
-  if (!timeline.has_streams)
-    return "Earlier recorders did not write it down. Record it again with this version.";
+std::string why_no_sizes(const Timeline& timeline, TimeSpan) {
+  const auto unknown =
+      std::ranges::count_if(timeline.copies, [](const TimelineCopy& copy) { return copy.bytes == 0; });
+  if (unknown == 0) return "";
   return fmt::format(
-      "CUPTI did not tell of what kind they are, there were more than {}, or two contexts use one number for "
-      "streams of different kinds.",
-      recording::kMostStreams);
+      "Sizes of copies: the bytes of {} copies are not recorded. No finding about copies has these.",
+      unknown);
 }
 
-/// A trace has said it with the nodes.
-void add_streams(List& list, const Timeline& timeline, TimeSpan window) {
-  if (is_trace(timeline)) return;
-  if (const std::size_t unknown = streams_of_unknown_kind(timeline, window); unknown > 0) {
-    list.push_back({ids_that_need(Need::stream_kinds),
-                    fmt::format("Copies and kernels that wait for the default stream: of {} streams it is "
-                                "not known whether they do. {}",
-                                unknown, why_kinds_are_unknown(timeline))});
-  }
+std::string why_no_contents(const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) return "The same data sent again: a trace has no contents of copies.";
+  const std::size_t unknown = large_copies_that(timeline, window, [](const TimelineCopy& copy) {
+    return copy.direction == CopyDirection::h2d && copy.contents == 0;
+  });
+  if (unknown == 0) return "";
+  return fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are not known.",
+                     unknown);
 }
+
+std::string why_no_nodes(const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) return "The NUMA node: only a recording of the doctor's own tells it.";
+  const std::size_t unknown = large_copies_that(timeline, window, [&](const TimelineCopy& copy) {
+    return copy.host_node == kUnknownNode || !timeline.device_nodes.contains(copy.device);
+  });
+  if (unknown == 0) return "";
+  return fmt::format(
+      "Copies between NUMA nodes: the GPU's node, or that of the memory, is not known for {} copies of more "
+      "than 64 KiB. Containers often forbid to ask for it (move_pages).",
+      unknown);
+}
+
+std::string why_no_stream_kinds(const Timeline& timeline, TimeSpan window) {
+  if (is_trace(timeline)) return "The default stream: only a recording of the doctor's own tells it.";
+  const std::size_t unknown = streams_of_unknown_kind(timeline, window);
+  if (unknown == 0) return "";
+  return fmt::format(
+      "Copies and kernels that wait for the default stream: of {} streams it is not known whether they do. "
+      "{}",
+      unknown,
+      timeline.has_streams
+          ? fmt::format("CUPTI did not tell of what kind they are, there were more than {}, or two contexts "
+                        "use one number for streams of different kinds.",
+                        recording::kMostStreams)
+          : "Earlier recorders did not write it down. Record it again with this version.");
+}
+
+struct Examined {
+  Need need;
+  std::string (*why_not)(const Timeline& timeline, TimeSpan window);
+};
+constexpr auto kExamined = std::to_array<Examined>({{Need::types, why_no_types},
+                                                    {Need::memory_kinds, why_no_memory_kinds},
+                                                    {Need::sizes, why_no_sizes},
+                                                    {Need::contents, why_no_contents},
+                                                    {Need::nodes, why_no_nodes},
+                                                    {Need::stream_kinds, why_no_stream_kinds}});
 
 /// All findings, as each of them tells what the GPU's idle time costs, and the parts of the account from
 /// `first` on.
@@ -273,13 +253,10 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   add_steps(list, timeline);
   add_outside(list, timeline, window);
   add_host(list, timeline, host);
-  add_types(list, timeline);
-  add_looks(list, timeline, host);
-  add_memory(list, timeline);
-  add_sizes(list, timeline);
-  add_contents(list, timeline, window);
-  add_nodes(list, timeline, window);
-  add_streams(list, timeline, window);
+  for (const Examined& examined : kExamined) {
+    if (std::string why = examined.why_not(timeline, window); !why.empty())
+      list.push_back({ids_that_need(examined.need), std::move(why)});
+  }
   return list;
 }
 
