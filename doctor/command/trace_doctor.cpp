@@ -5,6 +5,7 @@
 #include "doctor/read/torch_trace.hpp"
 #include "doctor/report/chrome_trace.hpp"
 #include "doctor/report/rank_comparison.hpp"
+#include "doctor/timeline/device_activity.hpp"
 
 #include <penstock/core/error.hpp>
 
@@ -19,7 +20,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <ranges>
 #include <set>
 #include <span>
@@ -45,21 +45,6 @@ std::string read_text(const std::string& file) {
   if (!in.eof()) throw Error(fmt::format("{} is larger than 1 MiB.", file));
   text.resize(static_cast<std::size_t>(in.gcount()));
   return text;
-}
-
-double recorded_seconds(const Timeline& timeline) {
-  TimeSpan whole{std::numeric_limits<TraceTime>::max(), std::numeric_limits<TraceTime>::min()};
-  const auto widen = [&whole](const auto& records) {
-    for (const auto& record : records) {
-      whole.begin = std::min(whole.begin, record.time.begin);
-      whole.end = std::max(whole.end, record.time.end);
-    }
-  };
-  widen(timeline.copies);
-  widen(timeline.work);
-  widen(timeline.calls);
-  widen(timeline.host);
-  return whole.begin < whole.end ? static_cast<double>(whole.end - whole.begin) * 1e-9 : 0;
 }
 
 bool is_named_as_trace(const std::string& name) { return name.ends_with(".json") || name.ends_with(".gz"); }
@@ -169,7 +154,8 @@ TraceReport Examiner::examine(std::string name, const Timeline& timeline) const 
   report.file = std::move(name);
   report.rank = timeline.rank;
   report.events = timeline.events;
-  report.recorded_seconds = recorded_seconds(timeline);
+  const TimeSpan recorded = whole_window(timeline);
+  report.recorded_seconds = static_cast<double>(recorded.end - recorded.begin) * 1e-9;
   report.diagnosis = diagnose_timeline(
       timeline,
       {.h2d_ceiling = profile != nullptr ? profile->ceiling(CopyDirection::h2d) : 0, .profile = profile});

@@ -6,6 +6,7 @@
 #include "doctor/read/recording_format.hpp"
 #include "doctor/read/seen_waits.hpp"
 #include "doctor/read/trace_frames.hpp"
+#include "doctor/timeline/device_activity.hpp"
 #include "doctor/timeline/frame_names.hpp"
 
 #include <penstock/core/error.hpp>
@@ -480,13 +481,10 @@ class RecordingParser {
   /// What others do says nothing of why a GPU idles.
   void keep_watched() {
     Timeline& timeline = recording_.timeline;
-    std::set<std::uint16_t> launching;
-    for (const TimelineCall& call : timeline.calls) {
-      if (call.kind == CallKind::launch) launching.insert(call.thread);
-    }
+    const std::vector<bool> launches = threads_that_launch(timeline);
     timeline.has_looks = std::ranges::any_of(watched_, [&](std::uint32_t thread) {
       const auto known = threads_.find(thread);
-      return known != threads_.end() && launching.contains(known->second);
+      return known != threads_.end() && launches[known->second];
     });
   }
 

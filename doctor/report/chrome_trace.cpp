@@ -1,5 +1,7 @@
 #include "doctor/report/chrome_trace.hpp"
 
+#include "doctor/timeline/device_activity.hpp"
+
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
@@ -10,7 +12,6 @@
 #include <array>
 #include <cstddef>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <new>
 #include <optional>
@@ -90,7 +91,8 @@ class ChromeTraceWriter {
   }
 
   void write() {
-    origin_ = first_time();
+    origin_ = whole_window(timeline_).begin;
+    for (const TimeSpan& step : timeline_.steps) origin_ = std::min(origin_, step.begin);
     text_ = R"({"displayTimeUnit":"ns","traceEvents":[)";
     name_process(kDoctorProcess, "penstock doctor");
     write_steps();
@@ -128,19 +130,6 @@ class ChromeTraceWriter {
   void name_process(int process, std::string_view name) {
     describe("process_name", process, 0, fmt::format(R"("name":{})", json_text(name)));
     describe("process_sort_index", process, 0, fmt::format(R"("sort_index":{})", process));
-  }
-
-  [[nodiscard]] TraceTime first_time() const {
-    TraceTime first = std::numeric_limits<TraceTime>::max();
-    const auto look = [&first](const auto& records) {
-      for (const auto& record : records) first = std::min(first, record.time.begin);
-    };
-    look(timeline_.copies);
-    look(timeline_.work);
-    look(timeline_.calls);
-    look(timeline_.host);
-    for (const TimeSpan& step : timeline_.steps) first = std::min(first, step.begin);
-    return first;
   }
 
   /// The thread number of a row of `track` in which the event nests; nullopt if there is none left.

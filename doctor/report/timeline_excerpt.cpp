@@ -73,26 +73,11 @@ std::string_view copy_kind(const TimelineCopy& copy) {
 /// The account of a device, moment by moment.
 ExcerptLane account_lane(const Timeline& timeline, const HostActivity& host, std::uint16_t device,
                          TimeSpan window, const std::string& group) {
-  const DeviceActivity activity = device_activity(timeline, device, window);
-  const SpanList idle = subtract({window}, activity.busy);
+  const auto parts = device_parts(timeline, window, device_activity(timeline, device, window), host);
   ExcerptLane lane{group, "where the time goes", true, {}};
-  const auto add = [&lane](DevicePart part, const SpanList& spans) {
-    for (const TimeSpan& time : spans) lane.bars.push_back(bar(time, device_part_label(part)));
-  };
-  if (!timeline.has_kernels) {
-    add(DevicePart::not_observed, {window});
-    return lane;
-  }
-  add(DevicePart::kernel, activity.computing);
-  add(DevicePart::communication, subtract(activity.kernels, activity.computing));
-  add(DevicePart::exposed_copy, subtract(activity.busy, activity.kernels));
-  if (timeline.has_copies && host.observed) {
-    add(DevicePart::waiting_for_data, intersect(idle, host.waits));
-    add(DevicePart::starting, intersect(idle, host.starts));
-    add(DevicePart::launch_or_sync, intersect(idle, host.busy));
-    add(DevicePart::other_idle, subtract(subtract(subtract(idle, host.waits), host.starts), host.busy));
-  } else {
-    add(DevicePart::not_observed, idle);
+  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+    for (const TimeSpan& time : parts[i])
+      lane.bars.push_back(bar(time, device_part_label(static_cast<DevicePart>(i))));
   }
   std::sort(lane.bars.begin(), lane.bars.end(),
             [](const ExcerptBar& a, const ExcerptBar& b) { return a.time.begin < b.time.begin; });
@@ -101,10 +86,7 @@ ExcerptLane account_lane(const Timeline& timeline, const HostActivity& host, std
 
 /// By thread: it launches kernels, or stands for one that does.
 std::vector<bool> shown_threads(const Timeline& timeline, const Diagnosis& diagnosis) {
-  std::vector<bool> threads(std::size_t{1} << 16);
-  for (const TimelineCall& call : timeline.calls) {
-    if (call.kind == CallKind::launch) threads[call.thread] = true;
-  }
+  std::vector<bool> threads = threads_that_launch(timeline);
   for (const DeviceAccount& account : diagnosis.accounts) {
     const std::vector<bool> of_device = launching_threads(timeline, account.device);
     for (std::size_t i = 0; i < threads.size(); ++i) threads[i] = threads[i] || of_device[i];

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <tuple>
 #include <utility>
@@ -98,15 +99,8 @@ std::span<const std::string_view> finding_ids() {
 }
 
 std::string_view severity_name(Severity severity) noexcept {
-  switch (severity) {
-    case Severity::high:
-      return "high";
-    case Severity::medium:
-      return "medium";
-    case Severity::note:
-      return "note";
-  }
-  return "note";
+  constexpr std::array<std::string_view, 3> kNames = {"high", "medium", "note"};
+  return kNames[static_cast<std::size_t>(severity)];
 }
 
 Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& options) {

@@ -32,17 +32,17 @@ bool is_kernel(const TimelineWork& work) { return work.label != kMemorySet; }
 
 bool is_launch(const TimelineCall& call) { return call.kind == CallKind::launch; }
 
-/// By thread: it makes a call that `counts`. Empty: there is none.
+/// By thread: it makes a call that `counts`.
 template <typename Test>
 std::vector<bool> threads_of(const Timeline& timeline, const Test& counts) {
-  std::vector<bool> threads;
+  std::vector<bool> threads(std::size_t{1} << 16);
   for (const TimelineCall& call : timeline.calls) {
-    if (!counts(call)) continue;
-    threads.resize(std::size_t{1} << 16);
-    threads[call.thread] = true;
+    if (counts(call)) threads[call.thread] = true;
   }
   return threads;
 }
+
+bool has_any(const std::vector<bool>& threads) { return std::ranges::find(threads, true) != threads.end(); }
 
 }  // namespace
 
@@ -77,23 +77,22 @@ bool lacks_launches(const Timeline& timeline) {
   return std::ranges::any_of(timeline.work, is_kernel) && std::ranges::none_of(timeline.calls, is_launch);
 }
 
+std::vector<bool> threads_that_launch(const Timeline& timeline) { return threads_of(timeline, is_launch); }
+
 std::vector<bool> launching_threads(const Timeline& timeline, std::uint16_t device) {
-  std::vector<bool> threads;
   if (std::ranges::any_of(timeline.work, [device](const TimelineWork& work) {
         return work.device == device && is_kernel(work);
-      }))
-    threads = threads_of(timeline, is_launch);
-  if (!threads.empty()) return threads;
+      })) {
+    if (std::vector<bool> threads = threads_that_launch(timeline); has_any(threads)) return threads;
+  }
   std::unordered_set<std::uint32_t> copies;
   for (const TimelineCopy& copy : timeline.copies) {
     if (copy.device == device && copy.correlation != 0) copies.insert(copy.correlation);
   }
-  threads = threads_of(timeline, [&copies](const TimelineCall& call) {
+  const std::vector<bool> threads = threads_of(timeline, [&copies](const TimelineCall& call) {
     return call.kind == CallKind::copy && copies.contains(call.correlation);
   });
-  if (threads.empty()) threads = threads_of(timeline, [](const TimelineCall&) { return true; });
-  threads.resize(std::size_t{1} << 16);
-  return threads;
+  return has_any(threads) ? threads : threads_of(timeline, [](const TimelineCall&) { return true; });
 }
 
 HostActivity host_activity(const Timeline& timeline, std::uint16_t device) {
@@ -163,6 +162,32 @@ DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, T
   return activity;
 }
 
+std::array<SpanList, kDeviceParts> device_parts(const Timeline& timeline, TimeSpan window,
+                                                const DeviceActivity& activity, const HostActivity& host) {
+  std::array<SpanList, kDeviceParts> parts;
+  const auto of = [&parts](DevicePart part) -> SpanList& { return parts[static_cast<std::size_t>(part)]; };
+  if (!timeline.has_kernels) {
+    append_span(of(DevicePart::not_observed), window);
+    return parts;
+  }
+  of(DevicePart::kernel) = activity.computing;
+  of(DevicePart::communication) = subtract(activity.kernels, activity.computing);
+  of(DevicePart::exposed_copy) = subtract(activity.busy, activity.kernels);
+  SpanList idle = subtract({window}, activity.busy);
+  if (!timeline.has_copies || !host.observed) {
+    of(DevicePart::not_observed) = std::move(idle);
+    return parts;
+  }
+  for (const auto& [part, doing] : {std::pair(DevicePart::waiting_for_data, &host.waits),
+                                    {DevicePart::starting, &host.starts},
+                                    {DevicePart::launch_or_sync, &host.busy}}) {
+    of(part) = intersect(idle, *doing);
+    idle = subtract(idle, *doing);
+  }
+  of(DevicePart::other_idle) = std::move(idle);
+  return parts;
+}
+
 DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, TimeSpan window,
                              const DeviceActivity& activity, const HostActivity& host) {
   DeviceAccount account;
@@ -174,33 +199,8 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
   account.step_times = step_times(timeline.steps);
   account.has_kernels = timeline.has_kernels;
   account.has_copies = timeline.has_copies;
-  const auto set = [&account](DevicePart part, TraceTime time) {
-    account.parts[static_cast<std::size_t>(part)] = time;
-  };
-  const TraceTime kernels = total_length(activity.kernels);
-  const TraceTime busy = total_length(activity.busy);
-  const TraceTime idle = account.total() - busy;
-  if (timeline.has_kernels) {
-    const TraceTime computing = total_length(activity.computing);
-    set(DevicePart::kernel, computing);
-    set(DevicePart::communication, kernels - computing);
-    set(DevicePart::exposed_copy, busy - kernels);
-  }
-  if (!timeline.has_kernels) {
-    set(DevicePart::not_observed, account.total());
-  } else if (timeline.has_copies && host.observed) {
-    TraceTime other = idle;
-    for (const auto& [part, doing] : {std::pair(DevicePart::waiting_for_data, &host.waits),
-                                      {DevicePart::starting, &host.starts},
-                                      {DevicePart::launch_or_sync, &host.busy}}) {
-      const SpanList within = intersect({window}, *doing);
-      set(part, total_length(within) - overlap(within, activity.busy));
-      other -= account.part(part);
-    }
-    set(DevicePart::other_idle, other);
-  } else {
-    set(DevicePart::not_observed, idle);
-  }
+  const auto parts = device_parts(timeline, window, activity, host);
+  std::ranges::transform(parts, account.parts.begin(), total_length);
   for (const TimelineCopy& copy : timeline.copies) {
     if (copy.device != device || copy.time.begin < window.begin || copy.time.begin >= window.end) continue;
     if (copy.direction == CopyDirection::d2d) continue;

@@ -1,4 +1,5 @@
 #include "doctor/timeline/alike_steps.hpp"
+#include "doctor/timeline/device_activity.hpp"
 #include "doctor/timeline/timeline.hpp"
 #include "doctor/timeline/trace_steps.hpp"
 #include "doctor/timeline/work_labels.hpp"
@@ -7,7 +8,6 @@
 #include <cstddef>
 #include <iterator>
 #include <map>
-#include <set>
 #include <span>
 #include <tuple>
 #include <unordered_map>
@@ -71,13 +71,10 @@ bool may_be_steps(std::span<const TimeSpan> ranges, TraceTime covered) {
 
 std::vector<TimeSpan> steps_of_ranges(const Timeline& timeline) {
   if (timeline.ranges.empty()) return {};
-  std::set<std::uint16_t> launching;
-  for (const TimelineCall& call : timeline.calls) {
-    if (call.kind == CallKind::launch) launching.insert(call.thread);
-  }
+  const std::vector<bool> launches = threads_that_launch(timeline);
   std::map<std::pair<std::uint16_t, std::uint64_t>, std::vector<TimeSpan>> named;
   for (const TimelineRange& range : timeline.ranges) {
-    if (launching.contains(range.thread)) named[{range.thread, range.label}].push_back(range.time);
+    if (launches[range.thread]) named[{range.thread, range.label}].push_back(range.time);
   }
   TraceTime most = 0;
   std::vector<std::pair<TraceTime, std::vector<TimeSpan>>> may_be;

@@ -1,7 +1,8 @@
 #include "doctor/timeline/timeline.hpp"
 
 #include <algorithm>
-#include <functional>
+#include <array>
+#include <cstddef>
 #include <tuple>
 
 namespace penstock {
@@ -22,29 +23,17 @@ void put_in_order(std::vector<Record>& records, const Key& key) {
 }  // namespace
 
 std::string_view call_kind_name(CallKind kind) noexcept {
-  switch (kind) {
-    case CallKind::launch:
-      return "kernel launch";
-    case CallKind::copy:
-      return "copy";
-    case CallKind::stream_synchronize:
-      return "stream synchronization";
-    case CallKind::device_synchronize:
-      return "device synchronization";
-    case CallKind::event_synchronize:
-      return "event synchronization";
-    case CallKind::pin:
-      return "pinning";
-    case CallKind::unpin:
-      return "unpinning";
-    case CallKind::allocate:
-      return "device allocation";
-    case CallKind::free:
-      return "device memory freed";
-    case CallKind::other:
-      return "another call";
-  }
-  return "call";
+  constexpr std::array<std::string_view, 10> kNames = {"kernel launch",
+                                                       "copy",
+                                                       "stream synchronization",
+                                                       "device synchronization",
+                                                       "event synchronization",
+                                                       "pinning",
+                                                       "unpinning",
+                                                       "device allocation",
+                                                       "device memory freed",
+                                                       "another call"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 void sort_timeline(Timeline& timeline) {

@@ -15,14 +15,6 @@ constexpr std::size_t kLeastSteps = 5;
 constexpr std::size_t kMostLoaders = 4;  // of a step
 constexpr TraceTime kOutside = 2;        // as long as the steps: a loop of steps is most of what one traces
 
-std::vector<bool> threads_that_launch(const Timeline& timeline) {
-  std::vector<bool> threads(std::size_t{1} << 16);
-  for (const TimelineCall& call : timeline.calls) {
-    if (call.kind == CallKind::launch) threads[call.thread] = true;
-  }
-  return threads;
-}
-
 bool is_called_between(const Timeline& timeline, const std::vector<std::uint16_t>& threads, TimeSpan time) {
   return std::ranges::any_of(threads, [&](std::uint16_t thread) {
     const auto calls = of_thread(timeline.calls, thread);
