@@ -23,11 +23,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const penstock::Timeline& timeline = recording.timeline;
     if (const auto& run = recording.whole_run) {
       if (run->timeline_seconds < 0 || run->seconds < run->timeline_seconds) std::abort();
-      for (const penstock::RunCalls& calls : run->calls) {
-        if (calls.name && *calls.name >= timeline.names.size()) std::abort();
-      }
-      for (const penstock::RunWaits& waits : run->waits) {
-        if (waits.loader >= timeline.names.size()) std::abort();
+      for (const penstock::RunLine& line : run->lines) {
+        if (line.name && *line.name >= timeline.names.size()) std::abort();
       }
     }
     for (std::size_t i = 1; i < timeline.steps.size(); ++i) {

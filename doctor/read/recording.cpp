@@ -325,8 +325,7 @@ class RecordingParser {
     const std::span<std::byte> room = std::as_writable_bytes(std::span(totals));
     if (bytes_(header_.totals_offset, room) < room.size()) return std::nullopt;
     const auto place = [this](std::uint64_t number) { return place_name(number); };
-    const auto loader = [this](std::uint8_t index) { return loader_name(index); };
-    std::optional<WholeRun> run = sort_totals(totals, {place, loader});
+    std::optional<WholeRun> run = sort_totals(totals, place);
     if (!run) return run;
     run->seconds = static_cast<double>(covered_.end - began) * 1e-9;
     run->timeline_seconds = static_cast<double>(covered_.end - covered_.begin) * 1e-9;
@@ -472,7 +471,8 @@ class RecordingParser {
   void keep_waits() {
     Timeline& timeline = recording_.timeline;
     for (const SeenWait& wait : join_waits(std::move(waits_), timeline)) {
-      timeline.host.push_back({wait.time, loader_name(wait.loader), wait.thread, HostSpanKind::loader_wait});
+      timeline.host.push_back({wait.time, name(std::string(recording::kLoaders[wait.loader].name)),
+                               wait.thread, HostSpanKind::loader_wait});
       if (wait.frame != kNone)
         timeline.host.push_back({wait.time, wait.frame, wait.thread, HostSpanKind::frame});
     }
@@ -520,10 +520,6 @@ class RecordingParser {
   std::optional<std::uint32_t> place_name(std::uint64_t place) const {
     const std::uint32_t frame = frame_of(place);
     return frame == kNone ? std::nullopt : std::optional(frame);
-  }
-
-  std::uint32_t loader_name(std::uint8_t loader) {
-    return name(std::string(recording::kLoaders[loader].name));
   }
 
   /// The name of a stack's place: the program's own innermost frame, with that in a package if

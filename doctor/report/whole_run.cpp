@@ -44,9 +44,7 @@ std::vector<FindingPlace> lines_of(const WholeRun& run, const std::vector<std::s
     return index ? names[*index] : std::string();
   };
   Sums sums;
-  for (const RunCalls& calls : run.calls)
-    sums.add(name(calls.name), std::string(call_kind_name(calls.kind)), calls.sum);
-  for (const RunWaits& waits : run.waits) sums.add(name(waits.name), names[waits.loader], waits.sum);
+  for (const RunLine& line : run.lines) sums.add(name(line.name), std::string(line.call), line.sum);
   std::vector<FindingPlace> lines = sums.places();
   std::ranges::sort(lines, [](const FindingPlace& a, const FindingPlace& b) {
     return std::tie(b.seconds, a.function, a.op) < std::tie(a.seconds, b.function, b.op);
@@ -65,9 +63,9 @@ std::string copies_name(const RunCopies& copies) {
 std::vector<FindingPlace> device_sums(const WholeRun& run) {
   Sums sums;
   const auto device = [](std::uint16_t number) { return fmt::format("GPU {}", number); };
-  for (const RunWork& work : run.work)
-    sums.add(device(work.device), work.is_set ? "memory sets" : "kernels", work.sum);
-  for (const RunCopies& copies : run.copies) sums.add(device(copies.device), copies_name(copies), copies.sum);
+  for (const auto& [work, sum] : run.work)
+    sums.add(device(work.device), work.is_set ? "memory sets" : "kernels", sum);
+  for (const auto& [copies, sum] : run.copies) sums.add(device(copies.device), copies_name(copies), sum);
   return sums.places();
 }
 
@@ -131,16 +129,16 @@ nlohmann::ordered_json whole_run_json(const WholeRunReport& report) {
              {"work", Json::array()},
              {"copies", Json::array()},
              {"lines", Json::array()}};
-  for (const RunWork& work : run.work) {
+  for (const auto& [work, sum] : run.work) {
     value["work"].push_back(
-        with_sum({{"device", work.device}, {"kind", work.is_set ? "memory set" : "kernel"}}, work.sum));
+        with_sum({{"device", work.device}, {"kind", work.is_set ? "memory set" : "kernel"}}, sum));
   }
-  for (const RunCopies& copies : run.copies) {
+  for (const auto& [copies, sum] : run.copies) {
     value["copies"].push_back(with_sum({{"device", copies.device},
                                         {"direction", copy_direction_name(copies.direction)},
                                         {"source", kind_json(copies.source)},
                                         {"destination", kind_json(copies.destination)}},
-                                       copies.sum));
+                                       sum));
   }
   for (const FindingPlace& line : report.lines) {
     value["lines"].push_back(place_json(line.function));

@@ -2,8 +2,11 @@
 
 #include "doctor/timeline/timeline.hpp"
 
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
@@ -22,18 +25,11 @@ struct RunSum {
   }
 };
 
-/// Calls of one kind from one stack.
-struct RunCalls {
+/// Calls of one kind, or waits for a loader, from one stack. Threads of Python are looked at now and then, so
+/// their waits are those that were seen.
+struct RunLine {
   std::optional<std::uint32_t> name;  ///< index into the timeline's names; nullopt: no place is recorded
-  CallKind kind = CallKind::launch;
-  RunSum sum;
-};
-
-/// What threads waited for a loader, from one stack. Those of Python are looked at now and then, so theirs
-/// are the waits that were seen.
-struct RunWaits {
-  std::optional<std::uint32_t> name;
-  std::uint32_t loader = 0;  ///< index into the timeline's names
+  std::string_view call;              ///< call_kind_name(), or the loader's name
   RunSum sum;
 };
 
@@ -43,24 +39,23 @@ struct RunCopies {
   CopyDirection direction = CopyDirection::h2d;
   std::optional<MemoryKind> source;  ///< nullopt: the recording does not tell it
   std::optional<MemoryKind> destination;
-  RunSum sum;
+  friend auto operator<=>(const RunCopies&, const RunCopies&) = default;
 };
 
 /// Other work of a device.
 struct RunWork {
   std::uint16_t device = 0;
   bool is_set = false;  ///< memory sets, and not kernels
-  RunSum sum;
+  friend auto operator<=>(const RunWork&, const RunWork&) = default;
 };
 
 /// Totals of a whole run of which the timeline has only the last part.
 struct WholeRun {
   double seconds = 0;           ///< from the beginning of the first record to the end of the last
   double timeline_seconds = 0;  ///< those of them that the timeline covers
-  std::vector<RunCalls> calls;  ///< in no order; stacks of one place are not joined
-  std::vector<RunWaits> waits;
-  std::vector<RunCopies> copies;  ///< in the order of their devices
-  std::vector<RunWork> work;
+  std::vector<RunLine> lines;   ///< in no order; stacks of one place are not joined
+  std::map<RunCopies, RunSum> copies;
+  std::map<RunWork, RunSum> work;
   RunSum other_calls;  ///< those for which the recording's table had no room
   RunSum other_waits;
   RunSum other_copies;

@@ -18,7 +18,7 @@ using ::testing::Not;
 /// Ten of 100 seconds.
 Recording recording() {
   Recording recording;
-  recording.timeline.names = {"train.py(3): main", "DataLoader.__next__", "train.py(3): main"};
+  recording.timeline.names = {"train.py(3): main", "train.py(3): main"};
   recording.whole_run = WholeRun{};
   recording.whole_run->seconds = 100;
   recording.whole_run->timeline_seconds = 10;
@@ -27,26 +27,13 @@ Recording recording() {
 
 std::string text_of(const Recording& recording) { return whole_run_text(*whole_run_report(recording), {}); }
 
-TEST(WholeRunReports, AreOnlyOfRecordingsThatHaveTotals) {
-  Recording without = recording();
-  without.whole_run.reset();
-  EXPECT_FALSE(whole_run_report(without));
-  TraceReport report;
-  EXPECT_THAT(trace_text(report, {}), Not(HasSubstr("run")));
-  EXPECT_THAT(trace_json(report), HasSubstr("\"whole_run\": null"));
-  report.whole_run = whole_run_report(recording());
-  EXPECT_THAT(trace_text(report, {}),
-              AllOf(HasSubstr("The timeline covers the last 10.0 s of 100 s, 10 % of the run."),
-                    HasSubstr("the whole run, 100 s\n")));
-}
-
 TEST(WholeRunReports, JoinStacksOfOneLine) {
   Recording two = recording();
-  two.whole_run->calls = {{0, CallKind::copy, {3, 2048, 1}},
-                          {2, CallKind::copy, {4, 2048, 2}},
-                          {2, CallKind::pin, {1, 0, 0.5}},
-                          {std::nullopt, CallKind::launch, {50, 0, 7}}};
-  two.whole_run->waits = {{0, 1, {5, 0, 20}}};
+  two.whole_run->lines = {{0, "copy", {3, 2048, 1}},
+                          {1, "copy", {4, 2048, 2}},
+                          {1, "pinning", {1, 0, 0.5}},
+                          {std::nullopt, "kernel launch", {50, 0, 7}},
+                          {0, "DataLoader.__next__", {5, 0, 20}}};
   EXPECT_EQ(text_of(two),
             "the whole run, 100 s\n"
             "  train.py(3): main, DataLoader.__next__: 5 times, 20.0 s\n"
@@ -61,12 +48,13 @@ TEST(WholeRunReports, JoinStacksOfOneLine) {
 
 TEST(WholeRunReports, TellKindsOfCopiesAndWork) {
   Recording all = recording();
-  all.whole_run->copies = {{0, CopyDirection::h2d, MemoryKind::pageable, MemoryKind::device, {1, 1024, 1}},
-                           {0, CopyDirection::h2d, MemoryKind::pageable, std::nullopt, {1, 1024, 1}},
-                           {0, CopyDirection::d2h, MemoryKind::device, MemoryKind::pinned, {1, 1024, 1}},
-                           {0, CopyDirection::d2h, MemoryKind::device, std::nullopt, {1, 1024, 1}},
-                           {1, CopyDirection::d2d, MemoryKind::device, MemoryKind::device, {1, 1024, 1}}};
-  all.whole_run->work = {{1, false, {9, 0, 1}}, {1, true, {8, 0, 1}}, {2, true, {}}};
+  for (const RunCopies& copies : {RunCopies{0, CopyDirection::h2d, MemoryKind::pageable, MemoryKind::device},
+                                  RunCopies{0, CopyDirection::h2d, MemoryKind::pageable, std::nullopt},
+                                  RunCopies{0, CopyDirection::d2h, MemoryKind::device, MemoryKind::pinned},
+                                  RunCopies{0, CopyDirection::d2h, MemoryKind::device, std::nullopt},
+                                  RunCopies{1, CopyDirection::d2d, MemoryKind::device, MemoryKind::device}})
+    all.whole_run->copies[copies] = {1, 1024, 1};
+  all.whole_run->work = {{{1, false}, {9, 0, 1}}, {{1, true}, {8, 0, 1}}, {{2, true}, {}}};
   EXPECT_EQ(text_of(all),
             "the whole run, 100 s\n"
             "  GPU 0, copies from pageable memory: 2 times, 2 KiB, 2.00 s\n"
@@ -78,9 +66,9 @@ TEST(WholeRunReports, TellKindsOfCopiesAndWork) {
   const nlohmann::ordered_json json = whole_run_json(*whole_run_report(all));
   EXPECT_EQ(json["seconds"], 100);
   EXPECT_EQ(json["copies"].size(), 5U);
-  EXPECT_EQ(json["copies"][1]["source"], "pageable");
-  EXPECT_EQ(json["copies"][1]["destination"], nullptr);
-  EXPECT_EQ(json["copies"][3]["direction"], "D2H");
+  EXPECT_EQ(json["copies"][0]["source"], "pageable");
+  EXPECT_EQ(json["copies"][0]["destination"], nullptr);
+  EXPECT_EQ(json["copies"][2]["direction"], "D2H");
   EXPECT_EQ(json["work"][1]["kind"], "memory set");
   EXPECT_EQ(json["work"][1]["count"], 8);
 }
@@ -89,7 +77,7 @@ TEST(WholeRunReports, SayWhatIsLeftOut) {
   Recording many = recording();
   for (std::uint32_t i = 0; i < 12; ++i) {
     many.timeline.names.push_back("line " + std::to_string(i));
-    many.whole_run->calls.push_back({3 + i, CallKind::copy, {1, 0, 1}});
+    many.whole_run->lines.push_back({2 + i, "copy", {1, 0, 1}});
   }
   many.whole_run->other_calls = {40, 512, 2};
   many.whole_run->other_work = {30, 0, 2};

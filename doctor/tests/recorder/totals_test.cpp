@@ -296,21 +296,19 @@ TEST_F(TotalsOfAFile, AreOfTheWholeRunIfTheRingWentRound) {
   EXPECT_DOUBLE_EQ(run.seconds, 1);
   EXPECT_DOUBLE_EQ(run.timeline_seconds, 0.01);
   ASSERT_THAT(run.copies, SizeIs(1));
-  EXPECT_EQ(run.copies[0].direction, CopyDirection::h2d);
-  EXPECT_EQ(run.copies[0].source, MemoryKind::pageable);
-  EXPECT_EQ(run.copies[0].destination, MemoryKind::device);
-  EXPECT_EQ(run.copies[0].sum.count, 1000U);
-  EXPECT_EQ(run.copies[0].sum.bytes, 1'000'000U);
-  EXPECT_DOUBLE_EQ(run.copies[0].sum.seconds, 1e-5);
+  const RunSum copies = run.copies.at({0, CopyDirection::h2d, MemoryKind::pageable, MemoryKind::device});
+  EXPECT_EQ(copies.count, 1000U);
+  EXPECT_EQ(copies.bytes, 1'000'000U);
+  EXPECT_DOUBLE_EQ(copies.seconds, 1e-5);
   ASSERT_THAT(run.work, SizeIs(1));
-  EXPECT_FALSE(run.work[0].is_set);
-  EXPECT_EQ(run.work[0].sum.count, 1000U);
-  EXPECT_DOUBLE_EQ(run.work[0].sum.seconds, 0.75);
+  const RunSum kernels = run.work.at({0, false});
+  EXPECT_EQ(kernels.count, 1000U);
+  EXPECT_DOUBLE_EQ(kernels.seconds, 0.75);
   std::vector<std::string> calls;
-  for (const RunCalls& call : run.calls) {
-    calls.push_back((call.name ? recording.timeline.names[*call.name] : "none") + ", " +
-                    std::string(call_kind_name(call.kind)) + ": " + std::to_string(call.sum.count) + ", " +
-                    std::to_string(call.sum.bytes));
+  for (const RunLine& line : run.lines) {
+    calls.push_back((line.name ? recording.timeline.names[*line.name] : "none") + ", " +
+                    std::string(line.call) + ": " + std::to_string(line.sum.count) + ", " +
+                    std::to_string(line.sum.bytes));
   }
   EXPECT_THAT(calls, ::testing::UnorderedElementsAre("train.py(1): main, copy: 500, 250000",
                                                      "train.py(2): main, copy: 500, 250000",
@@ -343,16 +341,14 @@ TEST_F(TotalsOfAFile, JoinKindsOfCopiesThatAreTheSame) {
   ASSERT_TRUE(recording.whole_run);
   const WholeRun& run = *recording.whole_run;
   ASSERT_THAT(run.copies, SizeIs(2));
-  EXPECT_EQ(run.copies[0].sum.count, 11U);
-  EXPECT_EQ(run.copies[1].device, 1);
-  EXPECT_EQ(run.copies[1].direction, CopyDirection::d2h);
-  EXPECT_EQ(run.copies[1].destination, MemoryKind::pinned);
+  EXPECT_EQ(run.copies.begin()->second.count, 11U);
+  EXPECT_TRUE(run.copies.contains({1, CopyDirection::d2h, MemoryKind::device, MemoryKind::pinned}));
   ASSERT_THAT(run.work, SizeIs(2));
-  EXPECT_TRUE(run.work[1].is_set);
-  ASSERT_THAT(run.waits, SizeIs(1));
-  EXPECT_EQ(recording.timeline.names[run.waits[0].loader], "penstock.Loader.__next__");
-  EXPECT_EQ(recording.timeline.names.at(run.waits[0].name.value_or(99)), "train.py(2): main");
-  EXPECT_DOUBLE_EQ(run.waits[0].sum.seconds, 1);
+  EXPECT_TRUE(run.work.contains({1, true}));
+  const auto waits = std::ranges::find(run.lines, "penstock.Loader.__next__", &RunLine::call);
+  ASSERT_NE(waits, run.lines.end());
+  EXPECT_EQ(recording.timeline.names.at(waits->name.value_or(99)), "train.py(2): main");
+  EXPECT_DOUBLE_EQ(waits->sum.seconds, 1);
 }
 
 TEST_F(TotalsOfAFile, AreExactIfThreadsAddAtOnce) {
@@ -362,10 +358,10 @@ TEST_F(TotalsOfAFile, AreExactIfThreadsAddAtOnce) {
   });
   const Recording recording = read();
   ASSERT_TRUE(recording.whole_run);
-  ASSERT_THAT(recording.whole_run->calls, SizeIs(2));
-  for (const RunCalls& calls : recording.whole_run->calls) {
-    EXPECT_EQ(calls.sum.count, 10'000U);
-    EXPECT_EQ(calls.sum.bytes, 30'000U);
+  ASSERT_THAT(recording.whole_run->lines, SizeIs(2));
+  for (const RunLine& line : recording.whole_run->lines) {
+    EXPECT_EQ(line.sum.count, 10'000U);
+    EXPECT_EQ(line.sum.bytes, 30'000U);
   }
   EXPECT_EQ(file_.header().first, 10);
 }
@@ -377,7 +373,7 @@ TEST_F(TotalsOfAFile, OfMorePlacesThanItHasRoomForAreOfTheOthers) {
   ASSERT_TRUE(recording.whole_run);
   const WholeRun& run = *recording.whole_run;
   EXPECT_GE(run.other_calls.count, 5000U);
-  EXPECT_EQ(run.other_calls.count + run.calls.size(), places);
+  EXPECT_EQ(run.other_calls.count + run.lines.size(), places);
   EXPECT_EQ(run.other_calls.bytes, 2 * run.other_calls.count);
 }
 
