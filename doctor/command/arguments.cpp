@@ -12,7 +12,9 @@ namespace penstock::cli {
 namespace {
 
 constexpr auto kForms = std::to_array<std::string_view>({"run", "read", "loader"});
-constexpr const char* kWithoutForm = "examine";  // what the options say; not in the help
+constexpr auto kOfRun =
+    std::to_array<std::string_view>({"--record", "--verify", "--no-lines", "--no-contents"});
+constexpr std::string_view kLoader = "--loader";
 
 /// Where the form stands.
 constexpr std::size_t kPlace = 2;
@@ -21,89 +23,39 @@ bool asks_for_help(const std::vector<std::string>& words) {
   return std::ranges::any_of(words, [](const std::string& word) { return word == "--help" || word == "-h"; });
 }
 
-CLI::Option* add_traces(CLI::App& command, DoctorOptions& options) {
-  return command
-      .add_option(
-          "TRACE", options.traces,
-          "Trace that PyTorch's profiler exported: .json or .json.gz; several are compared as those of "
-          "ranks; or a folder that --record made")
-      ->type_name("")
-      ->check(not_empty());
-}
-
-CLI::Option* add_loader(CLI::App& command, const char* name, DoctorOptions& options) {
-  return command
-      .add_option(name, options.loader,
-                  "Python file, and in it a DataLoader or a function without arguments that returns one")
-      ->check(not_empty());
+/// True of the option alone, and with its value behind "=".
+bool is_option(std::string_view word, std::string_view option) {
+  return word.substr(0, word.find('=')) == option;
 }
 
 /// Of what was recorded, now or before.
-std::vector<CLI::Option*> add_report(CLI::App& command, DoctorOptions& options) {
-  return {
-      add_file(command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3"),
-      add_file(command, "--profile", options.profile,
-               "Link profile of the machine that was recorded; for a program, in place of the stored one"),
-      add_file(command, "--html", options.html,
-               "Write a page with the findings, a timeline and the link's curve to FILE"),
-      add_file(command, "--perfetto", options.perfetto,
-               "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz "
-               "packs it")};
-}
-
-CLI::Option* add_process(CLI::App& command, DoctorOptions& options) {
-  return command
-      .add_option_function<std::string>(
-          "--process",
-          [&options](const std::string& text) {
-            options.process = parse_count("--process", text, 0, kMostCount);
-          },
-          "Of a folder with several processes, draw the one that has the number N in the report, in place of "
-          "the "
-          "first")
-      ->type_name("N");
-}
-
-std::vector<CLI::Option*> add_measurement(CLI::App& command, DoctorOptions& options) {
-  constexpr double kShortest = 0.01;
-  constexpr double kLongest = 3600;
-  return {add_time(
-              command, "--seconds", "seconds", kShortest, kLongest,
-              [&options](double number) { options.seconds = number; },
-              "Time of each run: two to six, and one for each number of workers (default: 2)"),
-          add_time(
-              command, "--step", "milliseconds", 0, kLongestMilliseconds,
-              [&options](double number) { options.step_ms = number; },
-              "The milliseconds that training takes for a batch, without the loader")};
-}
-
-struct RecordingOptions {
-  CLI::Option* record;
-  CLI::Option* no_lines;
-  CLI::Option* no_contents;
-  CLI::Option* verify;
-};
-RecordingOptions add_recording(CLI::App& command, DoctorOptions& options) {
-  return {
-      add_file(command, "--record", options.record, "Folder to keep the recordings of a program in")
-          ->type_name("FOLDER"),
-      command.add_flag("--no-lines", options.no_lines,
-                       "Record a program faster, without the lines of its calls"),
-      command.add_flag("--no-contents", options.no_contents,
-                       "Record a program faster, without looking for the same data sent again"),
-      command
-          .add_option("--verify", options.verify,
-                      "Line of a shell that runs the changed program: compare what it gains with what was "
-                      "predicted")
-          ->type_name("LINE")
-          ->check(not_empty())};
+void add_report(CLI::App& command, DoctorOptions& options) {
+  add_file(command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3");
+  add_file(command, "--profile", options.profile,
+           "Link profile of the machine that was recorded; for a program, in place of the stored one");
+  add_file(command, "--html", options.html,
+           "Write a page with the findings, a timeline and the link's curve to FILE");
+  add_file(
+      command, "--perfetto", options.perfetto,
+      "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it");
+  add_json(command, options.json, "the verdict");
 }
 
 void add_run(CLI::App& doctor, DoctorOptions& options) {
   CLI::App* command = doctor.add_subcommand("run", "Run a CUDA program, as it is, and record it");
-  add_recording(*command, options);
+  add_file(*command, "--record", options.record, "Folder to keep the recordings of a program in")
+      ->type_name("FOLDER");
+  command->add_flag("--no-lines", options.no_lines,
+                    "Record a program faster, without the lines of its calls");
+  command->add_flag("--no-contents", options.no_contents,
+                    "Record a program faster, without looking for the same data sent again");
+  command
+      ->add_option("--verify", options.verify,
+                   "Line of a shell that runs the changed program: compare what it gains with what was "
+                   "predicted")
+      ->type_name("LINE")
+      ->check(not_empty());
   add_report(*command, options);
-  add_json(*command, options.json, "the verdict");
   command->callback([&options] {
     if (options.command.empty()) throw CLI::RequiredError("a program behind --");
     if (options.verify.empty()) return;
@@ -123,10 +75,24 @@ void add_run(CLI::App& doctor, DoctorOptions& options) {
 void add_read(CLI::App& doctor, DoctorOptions& options) {
   CLI::App* command =
       doctor.add_subcommand("read", "Read traces of PyTorch's profiler, or a folder of recordings");
-  add_traces(*command, options)->required();
+  command
+      ->add_option(
+          "TRACE", options.traces,
+          "Trace that PyTorch's profiler exported: .json or .json.gz; several are compared as those of "
+          "ranks; or a folder that --record made")
+      ->type_name("")
+      ->check(not_empty())
+      ->required();
   add_report(*command, options);
-  add_process(*command, options);
-  add_json(*command, options.json, "the verdict");
+  command
+      ->add_option_function<std::string>(
+          "--process",
+          [&options](const std::string& text) {
+            options.process = parse_count("--process", text, 0, kMostCount);
+          },
+          "Of a folder with several processes, draw the one that has the number N in the report, in place of "
+          "the first")
+      ->type_name("N");
   command->footer(
       "Examples:\n"
       "  penstock doctor read trace.json\n"
@@ -140,8 +106,21 @@ void add_read(CLI::App& doctor, DoctorOptions& options) {
 void add_measured_loader(CLI::App& doctor, DoctorOptions& options) {
   CLI::App* command =
       doctor.add_subcommand("loader", "Measure a PyTorch DataLoader, without a GPU and a model");
-  add_loader(*command, "LOADER", options)->type_name("FILE.py:NAME REQUIRED");
-  add_measurement(*command, options);
+  command
+      ->add_option("LOADER", options.loader,
+                   "Python file, and in it a DataLoader or a function without arguments that returns one")
+      ->type_name("FILE.py:NAME REQUIRED")
+      ->check(not_empty());
+  constexpr double kShortest = 0.01;
+  constexpr double kLongest = 3600;
+  add_time(
+      *command, "--seconds", "seconds", kShortest, kLongest,
+      [&options](double number) { options.seconds = number; },
+      "Time of each run: two to six, and one for each number of workers (default: 2)");
+  add_time(
+      *command, "--step", "milliseconds", 0, kLongestMilliseconds,
+      [&options](double number) { options.step_ms = number; },
+      "The milliseconds that training takes for a batch, without the loader");
   add_json(*command, options.json, "the verdict");
   // CLI11 takes no colon in a positional's name, and its own complaint has the name alone.
   command->callback([&options] {
@@ -156,23 +135,6 @@ void add_measured_loader(CLI::App& doctor, DoctorOptions& options) {
       "PyTorch and the penstock package.");
 }
 
-/// The same without a word for what to do: the options tell it.
-void add_without_form(CLI::App& doctor, DoctorOptions& options) {
-  CLI::App& command = *doctor.add_subcommand(kWithoutForm)->group("");
-  CLI::Option* traces = add_traces(command, options);
-  const std::vector<CLI::Option*> report = add_report(command, options);
-  CLI::Option* process = add_process(command, options);
-  CLI::Option* loader =
-      add_loader(command, "--loader", options)->type_name("FILE.py:NAME")->excludes(traces, process);
-  for (CLI::Option* option : report) loader->excludes(option);
-  for (CLI::Option* option : add_measurement(command, options)) option->needs(loader);
-  const RecordingOptions recording = add_recording(command, options);
-  for (CLI::Option* option : {recording.record, recording.no_lines, recording.no_contents, recording.verify})
-    option->excludes(traces, loader);
-  recording.verify->excludes(report.front(), recording.record);  // --budget
-  add_json(command, options.json, "the verdict");
-}
-
 }  // namespace
 
 void add_doctor(CLI::App& app, DoctorOptions& options) {
@@ -182,7 +144,6 @@ void add_doctor(CLI::App& app, DoctorOptions& options) {
   add_run(*command, options);
   add_read(*command, options);
   add_measured_loader(*command, options);
-  add_without_form(*command, options);
   command->footer(
       "Examples:\n"
       "  penstock doctor run -- python train.py\n"
@@ -205,8 +166,22 @@ std::string_view doctor_form(const std::vector<std::string>& words, bool has_pro
 
 std::vector<std::string> with_doctor_form(std::vector<std::string> words, bool has_program) {
   if (words.size() < kPlace || words[kPlace - 1] != "doctor") return words;
-  if (doctor_form(words, has_program).empty() && !asks_for_help(words))
-    words.insert(words.begin() + kPlace, kWithoutForm);
+  if (!doctor_form(words, has_program).empty() || asks_for_help(words)) return words;
+  const auto loader =
+      std::ranges::find_if(words, [](const std::string& word) { return is_option(word, kLoader); });
+  std::string form = "loader";
+  if (loader == words.end()) {
+    const bool runs = has_program || std::ranges::any_of(words, [](const std::string& word) {
+                        return std::ranges::any_of(
+                            kOfRun, [&word](std::string_view option) { return is_option(word, option); });
+                      });
+    form = runs ? "run" : "read";
+  } else if (loader->size() > kLoader.size()) {
+    loader->erase(0, kLoader.size() + 1);
+  } else {
+    words.erase(loader);
+  }
+  words.insert(words.begin() + kPlace, form);
   return words;
 }
 

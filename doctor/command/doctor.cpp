@@ -46,11 +46,6 @@ struct LoaderName {
 };
 
 LoaderName parse_loader(const std::string& text) {
-  if (text.empty()) {
-    throw UsageError(
-        "nothing to examine; pass a trace of PyTorch's profiler, a program behind --, or --loader "
-        "FILE.py:NAME");
-  }
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) {
     throw UsageError(fmt::format("'{}' is not FILE.py:NAME, such as train.py:loader", text));
@@ -109,33 +104,11 @@ int finish(pid_t process) {
 
 /// What the options' own rules do not see.
 void refuse_contradictions(const DoctorOptions& options) {
-  const bool runs = !options.command.empty();
-  const std::string trace = options.traces.empty() ? "" : options.traces.front();
-  for (const auto& [option, value] : {std::pair("--loader", &options.loader), {"", &trace}}) {
-    if (!runs || value->empty()) continue;
-    throw UsageError(fmt::format("{}{}{} and a program behind -- exclude each other; pass one of them",
-                                 option, *option != 0 ? " " : "", *value));
-  }
-  for (const auto& [option, value] :
-       {std::pair("--record", &options.record), {"--verify", &options.verify}}) {
-    if (runs || value->empty()) continue;
-    throw UsageError(fmt::format("{} needs a program; write it behind --, at the end", option));
-  }
-  if (options.process && runs) {
-    throw UsageError(
-        "--process needs a folder of recordings: its numbers are known when the program has run; keep what "
-        "is "
-        "recorded with --record FOLDER, and pass that");
-  }
+  const std::string other = options.traces.empty() ? options.loader : options.traces.front();
+  if (!options.command.empty() && !other.empty())
+    throw UsageError(fmt::format("{} and a program behind -- exclude each other; pass one of them", other));
   if (options.process && options.html.empty() && options.perfetto.empty())
     throw UsageError("--process chooses what --html and --perfetto draw; pass one of them");
-  for (const auto& [option, file] : {std::pair("--budget", &options.budget),
-                                     {"--profile", &options.profile},
-                                     {"--html", &options.html},
-                                     {"--perfetto", &options.perfetto}}) {
-    if (runs || !options.traces.empty() || file->empty()) continue;
-    throw UsageError(fmt::format("{} needs a trace, a recording or a program", option));
-  }
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ void add_doctor(CLI::App& app, DoctorOptions& options);
 /// do not say it. Then they are as `penstock doctor TRACE`, `penstock doctor -- PROGRAM` or `penstock doctor
 /// --loader FILE.py:NAME`.
 [[nodiscard]] std::string_view doctor_form(const std::vector<std::string>& words, bool has_program);
-/// The words as add_doctor's options take them.
+/// The words with a form, as add_doctor's options take them: `loader` if --loader is among them, `run` with a
+/// program or an option of its recording, or else `read`.
 [[nodiscard]] std::vector<std::string> with_doctor_form(std::vector<std::string> words, bool has_program);
 
 }  // namespace penstock::cli

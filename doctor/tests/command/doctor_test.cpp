@@ -181,11 +181,11 @@ TEST_F(Doctor, GivesPythonTheSignalsOfAShell) {
 
 TEST_F(Doctor, RefusesWrongUse) {
   write_python("exit 0");
-  expect_complaint(command_.run({"doctor"}), 2, "nothing to examine; pass a trace");
+  expect_complaint(command_.run({"doctor"}), 2, "TRACE is required; see penstock doctor --help");
   expect_complaint(command_.run({"doctor", "--loader", "train.py"}), 2, "not FILE.py:NAME");
   expect_complaint(command_.run({"doctor", "--loader", ":loader"}), 2, "not FILE.py:NAME");
   expect_complaint(command_.run({"doctor", "--loader", "train.py:"}), 2, "not FILE.py:NAME");
-  expect_complaint(command_.run({"doctor", "--loader", "train:loader"}), 2, "not a Python file");
+  expect_complaint(command_.run({"doctor", "--loader=train:loader"}), 2, "not a Python file");
   expect_complaint(command_.run({"doctor", "--loader", "nowhere.py:loader"}), 1, "no file 'nowhere.py'");
   expect_complaint(examine({"--seconds", "0"}), 2, "'0' is not a time from 0.01 to 3600 seconds");
   expect_complaint(examine({"--step", "slow"}), 2, "'slow' is not a time from 0 to 1000000 milliseconds");

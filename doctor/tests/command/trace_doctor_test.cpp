@@ -453,12 +453,10 @@ TEST_F(TraceDoctor, SaysWhatIsWrongWithABudget) {
 }
 
 TEST_F(TraceDoctor, RefusesWrongUse) {
-  expect_complaint(examine({"--loader", "train.py:loader"}), 2, "--loader");
+  expect_complaint(examine({"--loader", "train.py:loader"}), 2, "train.py:loader");
   expect_complaint(examine({"--step", "5"}), 2, "--step");
   expect_complaint(examine({"--seconds", "5"}), 2, "--seconds");
-  expect_complaint(command_.run({"doctor", "--budget", path("budget.txt")}), 2, "--budget");
-  expect_complaint(command_.run({"doctor", "--html", path("page.html")}), 2, "--html");
-  expect_complaint(command_.run({"doctor", "--perfetto", path("found.json")}), 2, "--perfetto");
+  expect_complaint(command_.run({"doctor", "--html", path("page.html")}), 2, "TRACE is required");
   expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
   expect_complaint(examine({"--process", "5", "--html", path("page.html")}), 2, "--process needs a folder");
   write("link.json", "{}");
@@ -473,8 +471,6 @@ TEST_F(TraceDoctor, TakesAWordForWhatToDo) {
   EXPECT_EQ(json::parse(read("report.json")).at("schema"), "penstock-trace-diagnosis/1");
   const std::string help = command_.run({"doctor", "read", "--help"}).output;
   EXPECT_THAT(help, HasSubstr("Usage: penstock doctor read [OPTIONS] TRACE"));
-  EXPECT_THAT(help, Not(HasSubstr("Excludes")));
-  EXPECT_THAT(command_.run({"doctor", "--help"}).output, Not(HasSubstr("examine")));
   expect_complaint(command_.run({"doctor", "read"}), 2, "TRACE is required; see penstock doctor read --help");
   // Where no folder has that name.
   expect_complaint(command_.run_script("\"$PENSTOCK\" doctor run"), 2,
@@ -526,7 +522,7 @@ TEST_F(TraceDoctor, SaysWhatToWriteInPlaceOfATrace) {
   }
   expect_complaint(command_.run({"doctor", path(""), "train.py"}), 2,
                    "write penstock doctor -- " + path("") + " train.py;");
-  expect_complaint(command_.run({"doctor", "--loud"}), 2, "--loud; see penstock doctor --help");
+  expect_complaint(examine({"--loud"}), 2, "--loud; see penstock doctor --help");
   expect_complaint(command_.run({"--loud"}), 2, "see penstock --help");
   write("trace.json", "");
   expect_complaint(examine(), 1, "trace.json is empty: its export did not finish.");
