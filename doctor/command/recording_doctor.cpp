@@ -41,7 +41,6 @@ struct Examined {
   Timeline drawn_timeline;
   std::vector<std::string> remarks;  ///< about the others, if there are no reports
   std::vector<std::string> unread;   ///< about recordings that cannot be read
-  Json processes = Json::array();
 };
 
 bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !timeline.work.empty(); }
@@ -59,9 +58,6 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
       examined.reports.push_back(examiner.examine(process, recording.timeline));
       examined.reports.back().process = recording.process;
       examined.reports.back().whole_run = whole_run_report(recording);
-      Json process_json{{"process", recording.process}};
-      process_json.update(Json::parse(trace_json(examined.reports.back())));
-      examined.processes.push_back(std::move(process_json));
       numbers.push_back(recording.process);
       const bool is_wanted = !wanted || std::cmp_equal(recording.process, *wanted);
       if (examiner.draws() && is_wanted && !examined.drawn) {
@@ -107,10 +103,7 @@ std::string why_not_kept(const Examined& examined) {
 }
 
 std::string report_text(const Examined& examined, const Look& look) {
-  std::string text;
-  for (const TraceReport& report : examined.reports)
-    text += (text.empty() ? "" : "\n") + trace_text(report, look);
-  if (const std::string ranks = ranks_text(examined.reports, look); !ranks.empty()) text += "\n" + ranks;
+  std::string text = reports_text(examined.reports, look);
   if (text.empty()) {
     for (const std::string& remark : examined.remarks) text += remark + "\n";
   } else if (!examined.unread.empty()) {
@@ -240,11 +233,16 @@ std::vector<std::string> remark_lines(const std::optional<Verification>& verific
 }
 
 Json run_json(const Run& run) {
+  Json processes = Json::array();
+  for (const TraceReport& report : run.examined.reports) {
+    processes.push_back({{"process", *report.process}});
+    processes.back().update(trace_json(report));
+  }
   std::vector<std::string> remarks = run.examined.remarks;
   remarks.insert(remarks.end(), run.examined.unread.begin(), run.examined.unread.end());
   return {{"name", run.name},
           {"exit_status", run.exit_status ? Json(*run.exit_status) : Json(nullptr)},
-          {"processes", run.examined.processes},
+          {"processes", std::move(processes)},
           {"remarks", remarks}};
 }
 
@@ -300,7 +298,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     value.update(run_json(run));
     value["budget"] = has_budget ? budget_json(examined) : Json(nullptr);
     value["verify"] = verification ? verification_json(*verification) : Json(nullptr);
-    examiner.json().write(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    examiner.json().write(json_text(value));
   };
   const auto draw = [&] {
     if (!examined.drawn) return;

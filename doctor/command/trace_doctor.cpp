@@ -183,20 +183,13 @@ void Examiner::draw(const PageReports& reports, const Timeline& timeline) {
 
 namespace {
 
-std::string traces_text(std::span<const TraceReport> reports, const Look& look) {
-  std::string text;
-  for (const TraceReport& report : reports) text += (text.empty() ? "" : "\n") + trace_text(report, look);
-  if (const std::string ranks = ranks_text(reports, look); !ranks.empty()) text += "\n" + ranks;
-  return text;
-}
-
 std::string traces_json(std::span<const TraceReport> reports) {
-  if (reports.size() == 1) return trace_json(reports.front());
+  if (reports.size() == 1) return json_text(trace_json(reports.front()));
   Json value{{"schema", "penstock-traces-diagnosis/1"},
              {"traces", Json::array()},
              {"comparison", compare_ranks(rank_figures(reports))}};
-  for (const TraceReport& report : reports) value["traces"].push_back(Json::parse(trace_json(report)));
-  return value.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
+  for (const TraceReport& report : reports) value["traces"].push_back(trace_json(report));
+  return json_text(value);
 }
 
 std::string drawn_text(std::span<const TraceReport> reports, bool draws) {
@@ -240,7 +233,7 @@ int run_trace_doctor(const DoctorOptions& options, const Environment& environmen
   const auto tell = [&] {
     const std::string drawing = drawn_text(reports, examiner.draws());
     if (examiner.has_standard_output()) return say(drawing);
-    print(traces_text(reports, {false, terminal_columns(STDOUT_FILENO)}) + drawing);
+    print(reports_text(reports, {false, terminal_columns(STDOUT_FILENO)}) + drawing);
   };
   run_all({write_json, [&] { examiner.draw({reports, 0}, drawn); }, tell});
   return std::ranges::max(reports | std::views::transform(Examiner::status));

@@ -105,17 +105,19 @@ std::vector<std::string> compare_ranks(std::span<const RankFigures> ranks) {
   return sentences;
 }
 
-std::string ranks_text(std::span<const TraceReport> reports, const Look& look) {
+std::string reports_text(std::span<const TraceReport> reports, const Look& look) {
+  std::string text;
+  for (const TraceReport& report : reports) text += (text.empty() ? "" : "\n") + trace_text(report, look);
   const std::vector<RankFigures> ranks = rank_figures(reports);
   const std::vector<std::string> sentences = compare_ranks(ranks);
-  if (sentences.empty()) return "";
+  if (sentences.empty()) return text;
   Table table({"the ranks", "a step", "kernels", "communication", "exposed copies", "idle"});
   for (const RankFigures& rank : ranks) {
     table.add({rank.name, seconds_text(rank.step), seconds_text(rank.kernels),
                seconds_text(rank.communication), seconds_text(rank.copies),
                seconds_text(rank.waiting_for_data + rank.other)});
   }
-  std::string text = table.text(look) + "\n";
+  text += "\n" + table.text(look) + "\n";
   for (const std::string& sentence : sentences) text += paragraph(sentence, look, 0);
   return text;
 }

@@ -26,7 +26,7 @@ struct RankFigures {
 /// Sentences: which rank's steps take longest, and which one the others wait for. A pure function.
 [[nodiscard]] std::vector<std::string> compare_ranks(std::span<const RankFigures> ranks);
 
-/// A table of the ranks and those sentences. Empty if no two of them communicate.
-[[nodiscard]] std::string ranks_text(std::span<const TraceReport> reports, const Look& look);
+/// All reports, and behind them a table of the ranks with those sentences if two of them communicate.
+[[nodiscard]] std::string reports_text(std::span<const TraceReport> reports, const Look& look);
 
 }  // namespace penstock::cli

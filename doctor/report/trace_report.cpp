@@ -270,7 +270,7 @@ std::string trace_text(const TraceReport& report, const Look& look) {
   return text;
 }
 
-std::string trace_json(const TraceReport& report) {
+Json trace_json(const TraceReport& report) {
   Json value = {{"schema", "penstock-trace-diagnosis/1"},
                 {"version", PENSTOCK_VERSION},
                 {"trace", report.file},
@@ -293,6 +293,10 @@ std::string trace_json(const TraceReport& report) {
       value["budget"]["broken"].push_back({{"condition", breach.text}, {"why", breach.why}});
     }
   }
+  return value;
+}
+
+std::string json_text(const Json& value) {
   return value.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
 }
 

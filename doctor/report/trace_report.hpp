@@ -5,6 +5,8 @@
 #include "doctor/report/whole_run.hpp"
 #include "doctor/rules/findings.hpp"
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -49,6 +51,8 @@ inline constexpr double kNothingToGain = 0.02;
 [[nodiscard]] double step_of(const Diagnosis& diagnosis, std::uint16_t device);
 
 [[nodiscard]] std::string trace_text(const TraceReport& report, const Look& look);
-[[nodiscard]] std::string trace_json(const TraceReport& report);
+[[nodiscard]] nlohmann::ordered_json trace_json(const TraceReport& report);
+/// As files have it.
+[[nodiscard]] std::string json_text(const nlohmann::ordered_json& value);
 
 }  // namespace penstock::cli
