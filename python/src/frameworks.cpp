@@ -365,30 +365,6 @@ StreamHandle Torch::current_stream(int device_index) {
   return reinterpret_cast<StreamHandle>(nb::cast<std::uintptr_t>(stream.attr("cuda_stream")));
 }
 
-long Torch::uses_of_tensor(const nb::object& tensor) {
-  const nb::object count = nb::getattr(tensor, "_use_count", nb::none());
-  if (count.is_none()) throw Unsupported("static=True needs PyTorch 2.1 or newer");
-  return nb::cast<long>(count());
-}
-
-long Torch::uses_of_storage(const nb::object& storage) {
-  const nb::object count =
-      nb::getattr(nb::module_::import_("torch").attr("_C"), "_storage_Use_Count", nb::none());
-  if (count.is_none()) throw Unsupported("static=True needs PyTorch 2.1 or newer");
-  return nb::cast<long>(count(storage.attr("_cdata")));
-}
-
-OutsideInferenceMode::OutsideInferenceMode() {
-  const nb::object torch = imported("torch");
-  if (!torch.is_valid() || !nb::hasattr(torch, "inference_mode")) return;
-  mode_ = torch.attr("inference_mode")(false);
-  mode_.attr("__enter__")();
-}
-
-OutsideInferenceMode::~OutsideInferenceMode() {
-  if (mode_.is_valid()) mode_.attr("__exit__")(nb::none(), nb::none(), nb::none());
-}
-
 NumPy* NumPy::get() {
   static NumPy instance;
   if (instance.array_type_ == nullptr) {

@@ -94,10 +94,6 @@ class Torch {
   /// none, raises penstock.OutOfMemory, which is also torch.OutOfMemoryError.
   [[nodiscard]] std::shared_ptr<Storage> allocate(int device_index, std::size_t bytes);
   [[nodiscard]] StreamHandle current_stream(int device_index);
-  /// Those who have a tensor, and those who have an UntypedStorage. Throws Unsupported if PyTorch cannot
-  /// tell.
-  [[nodiscard]] static long uses_of_tensor(const nb::object& tensor);
-  [[nodiscard]] static long uses_of_storage(const nb::object& storage);
 
  private:
   Torch() = default;
@@ -108,18 +104,6 @@ class Torch {
   const dlpack::ExchangeApi* api_ = nullptr;
   PyObject* to_dlpack_ = nullptr;
   PyObject* from_dlpack_ = nullptr;
-};
-
-/// While it lives, tensors are made that autograd may save, also within torch.inference_mode.
-class OutsideInferenceMode {
- public:
-  OutsideInferenceMode();
-  ~OutsideInferenceMode();
-  OutsideInferenceMode(const OutsideInferenceMode&) = delete;
-  OutsideInferenceMode& operator=(const OutsideInferenceMode&) = delete;
-
- private:
-  nb::object mode_;
 };
 
 /// NumPy, if the program has imported it.

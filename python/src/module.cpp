@@ -124,7 +124,6 @@ NB_MODULE(_core, module) {
   bind_weight_save(module);
   bind_parked_block(module);
   bind_shared_slots(module);
-  bind_fixed_batches(module);
   bind_statistics(module);
   bind_feed_account(module);
   bind_file_field(module);

@@ -179,7 +179,6 @@ def draw_feed_case(draw):
     case["device"] = draw.choice(["host", "host:late=1"])
     case["prefetch_depth"] = draw.choice([0, 1, 2, 3, 7])
     case["native"] = draw.random() < 0.8
-    case["static"] = draw.random() < 0.1
     return case
 
 
@@ -267,9 +266,7 @@ def epochs_of(case, loader, batches, tensors):
 
 
 def feed_of(case, loader, **options):
-    plain = case["dataset"] != "mixed" and case["collate"] == "default"  # nothing but tensors
-    static = case["static"] and case["prefetch_depth"] > 0 and plain
-    options.update(device=case["device"], prefetch_depth=case["prefetch_depth"], static=static, native=case["native"])
+    options.update(device=case["device"], prefetch_depth=case["prefetch_depth"], native=case["native"])
     return penstock.feed(loader, sharded=True, **options)
 
 

@@ -17,7 +17,6 @@ UINT8, INT8 = (1, 8), (0, 8)
 
 class Tensor:
     requires_grad = is_quantized = is_meta = False
-    grad = None
     layout = "strided"
 
     def __init__(self, memory, address, shape, kind, place):
@@ -34,12 +33,6 @@ class Tensor:
     def stride(self):
         return (1,)
 
-    def untyped_storage(self):
-        return types.SimpleNamespace(_cdata=id(self._memory))
-
-    def _use_count(self):
-        return 1
-
     def pin_memory(self):
         _fail("pin_memory")
         (count,) = self.shape
@@ -55,7 +48,6 @@ class Tensor:
 
 
 copies = []  # that were pinned
-marked = []  # as tensors whose addresses stay
 failures = {}  # what the next call of a function raises, by its name
 
 
@@ -137,12 +129,9 @@ def install():
         is_initialized=lambda: True,
         current_device=lambda: 0,
     )
-    torch._C = types.SimpleNamespace(_storage_Use_Count=lambda storage: 1)
-    torch._dynamo = types.ModuleType("torch._dynamo")
-    torch._dynamo.mark_static_address = marked.append
     torch.utils = types.ModuleType("torch.utils")
     torch.utils.dlpack = types.ModuleType("torch.utils.dlpack")
     torch.utils.dlpack.to_dlpack, torch.utils.dlpack.from_dlpack = to_dlpack, from_dlpack
     torch.__path__ = torch.utils.__path__ = []
-    modules = torch, torch._dynamo, torch.utils, torch.utils.dlpack
+    modules = torch, torch.utils, torch.utils.dlpack
     sys.modules.update({module.__name__: module for module in modules})

@@ -1,6 +1,5 @@
 """Tests that need a GPU with PyTorch: streams, the allocator, and the order between them."""
 
-import collections
 import os
 import subprocess
 import sys
@@ -8,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 import penstock
 import safetensors_files as files
@@ -134,88 +132,6 @@ def test_gradients_keep_a_leased_batch(random):
         (x * weights).sum().backward()
         del x
     torch.testing.assert_close(weights.grad.cpu(), torch.from_numpy(samples.sum(0)), rtol=1e-4, atol=1e-3)
-
-
-WAYS = pytest.mark.parametrize("options", [{}, {"native": False}, {"native": False, "num_workers": 2}], ids=str)
-
-
-def static_feed(tensor, batch_size=4, native=True, static=True, **options):
-    loader = DataLoader(TensorDataset(tensor), batch_size, **options)
-    return penstock.feed(loader, "cuda", static=static, native=native)
-
-
-@WAYS
-def test_a_static_batch_is_not_overwritten_while_queued_work_reads_it(random, options):
-    samples, results = random_bytes(random, 64 << 16).view(64, -1), []
-    feed = static_feed(samples, **options)
-    for _ in range(3):
-        for (x,) in feed:
-            torch.cuda._sleep(CYCLES // 10)
-            results.append(x.clone())
-    assert torch.equal(torch.cat(results).cpu(), samples.repeat(3, 1))
-
-
-@WAYS
-def test_one_captured_graph_for_each_static_set(random, options):
-    samples, graphs, results = random_bytes(random, 48 << 16).view(48, -1), {}, []
-    feed = static_feed(samples, **options)
-    for _ in range(4):
-        for (x,) in feed:
-            if x.data_ptr() not in graphs:
-                torch.cuda.synchronize()
-                graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    torch.bitwise_xor(x, 0x5A, out=out)
-                graphs[x.data_ptr()] = graph, out
-            graph, out = graphs[x.data_ptr()]
-            torch.cuda._sleep(CYCLES // 10)
-            graph.replay()
-            results.append(out.clone())
-    assert len(graphs) == 3
-    assert torch.equal(torch.cat(results).cpu(), (samples ^ 0x5A).repeat(4, 1))
-
-
-def device_work(loop):
-    """What the GPU does while the loop runs, by name and without what brings the batches."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        loop()
-        torch.cuda.synchronize()
-    names = (e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA)
-    return collections.Counter(name for name in names if "HtoD" not in name and "penstock" not in name)
-
-
-@WAYS
-def test_compiled_graphs_copy_no_static_batch(random, options):
-    """As many kernels and copies in each step as with tensors that stay on the GPU."""
-    samples = random_bytes(random, 24 << 18).view(24, -1)
-    total = torch.zeros(4, device="cuda", dtype=torch.int64)
-    expected = (samples.long() * 3 + 1).sum(1).view(6, 4).sum(0)
-
-    def work(batches):
-        torch._dynamo.reset()
-        step = torch.compile(lambda x: (x.long() * 3 + 1).sum(1), mode="reduce-overhead")
-
-        def loop():
-            total.zero_()
-            for (x,) in batches:
-                torch.compiler.cudagraph_mark_step_begin()
-                total.add_(step(x))
-
-        # The key of PyTorch's cache says nothing of static inputs: one kind of batches would get the graphs of another.
-        with torch.compiler.config.patch(force_disable_caches=True):
-            for _ in range(5):
-                loop()
-        return device_work(loop)
-
-    resident = [[samples[k : k + 4].cuda()] for k in range(0, 12, 4)] * 2
-    for (x,) in resident:
-        torch._dynamo.mark_static_address(x)
-    of_resident = work(resident)
-    assert work(static_feed(samples, **options)) == of_resident
-    assert torch.equal(total.cpu(), expected)
-    assert work(static_feed(samples, static=False, **options)).total() > of_resident.total(), "inputs are copied"
-    assert torch.equal(total.cpu(), expected)
 
 
 def test_to_host_waits_for_what_is_queued():

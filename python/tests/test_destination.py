@@ -122,8 +122,6 @@ def test_two_spellings_at_once_are_refused(tensors):
                 penstock.Loader(tensors, 4, device=device, **others)
         with pytest.raises(penstock.InvalidArgument, match="Leave out group and relay"):
             penstock.feed(loader, device, group=BOTH)
-        with pytest.raises(penstock.InvalidArgument, match="fixed addresses of one device"):
-            penstock.feed(loader, device, static=True)
     with pytest.raises(penstock.InvalidArgument, match="needs a device"):
         penstock.to_device(tensors, [])
     with pytest.raises(penstock.InvalidArgument, match="list of devices"):

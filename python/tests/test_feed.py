@@ -577,8 +577,8 @@ def test_a_feed_shows_what_it_is():
         "<penstock.feed of a DataLoader of a FedInWorker on host, prefetch_depth=0, sharded=True, native=False>"
     )
     tensors = DataLoader(TensorDataset(torch.ones(3)))
-    assert repr(penstock.feed(tensors, "host", static=True, resumable=True)) == (
-        "<penstock.feed of a DataLoader of a TensorDataset on host, prefetch_depth=2, static=True, resumable=True>"
+    assert repr(penstock.feed(tensors, "host", resumable=True)) == (
+        "<penstock.feed of a DataLoader of a TensorDataset on host, prefetch_depth=2, resumable=True>"
     )
     assert "on host and host:late=1" in repr(penstock.feed(tensors, group=["host", "host:late=1"]))
 

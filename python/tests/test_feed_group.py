@@ -406,7 +406,6 @@ def test_refuses_what_has_no_meaning():
         ({"group": []}, "needs a device"),
         ({"group": ["host:14", "host:14"]}, "twice"),
         ({"group": GROUPS["plain"], "device": "host"}, "Leave out device"),
-        ({"group": GROUPS["plain"], "static": True}, "leave group out"),
     ]:
         with pytest.raises(penstock.InvalidArgument, match=words):
             penstock.feed(loader, **arguments)

@@ -335,11 +335,6 @@ def test_without_batches():
         assert place(loader.state_dict()) == (0, number)
 
 
-def test_static_batches_keep_the_place():
-    loader = penstock.feed(DataLoader(DATA, 10, sampler=penstock.Sampler(DATA), drop_last=True), "host", static=True)
-    assert [place(loader.state_dict()) for _ in loader] == [(0, 10 * k) for k in range(1, 10)]
-
-
 @pytest.mark.parametrize("kind", ["penstock's", "random", "with a generator", "distributed"])
 def test_copies_go_on_where_a_feed_stands(kind):
     make = RESUMABLE[kind] if kind in RESUMABLE else lambda: fed("native", shuffle=True)

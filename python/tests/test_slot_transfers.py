@@ -33,8 +33,8 @@ class Filled:
 
     most_bytes = 16 << 20
 
-    def __init__(self, count, locked=True, fixed=None):
-        self.count, self.engine, self._fixed = count, engine_for("cuda:0"), fixed
+    def __init__(self, count, locked=True):
+        self.count, self.engine = count, engine_for("cuda:0")
         self.slots = _core.SharedSlots(1, self.most_bytes, -1)
         self.slots.allow(0, 3 * self.second)
         self.sent = random_bytes(3 * self.second)
@@ -72,7 +72,7 @@ class Filled:
         return self.sent[number * self.second :][: self.count].tobytes()
 
     def send(self, batch):
-        return self._iteration.send(batch, expander_for(self.engine), False, self.slot, self._fixed)
+        return self._iteration.send(batch, expander_for(self.engine), False, self.slot)
 
     def land(self, flight):
         return self._iteration.land(flight)

@@ -14,7 +14,7 @@ from typing import Any
 import penstock
 pairs: list[tuple[int, str]] = []
 loader: Any = None
-fed = penstock.feed(pairs, "cuda", prefetch_depth=3, static=True)
+fed = penstock.feed(pairs, "cuda", prefetch_depth=3, sharded=True)
 for x, y in fed:
     reveal_type(x)  # int
     reveal_type(y)  # str
@@ -29,7 +29,6 @@ reveal_type(fed.stats().samples_per_second)  # float
 reveal_type(penstock.Loader(loader, batch_size=64).stats().batches)  # int
 fed.stats().sampels  # error: has no attribute "sampels"
 penstock.feed(pairs, prefech_depth=3)  # error: "prefech_depth"
-penstock.feed(pairs, group=["cuda:0"], static=True)  # error: No overload variant
 penstock.feed(penstock.Sampler)  # error: No overload variant
 penstock.Loader(loader, batchsize=64)  # error: Argument "batchsize" to "Loader" has incompatible type
 """

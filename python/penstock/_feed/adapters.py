@@ -112,8 +112,7 @@ class Prepared(Posing):
     def _inner(self: Any, base: Any) -> Any:
         options = {**self._chosen(), "sharded": True, "resumable": False}
         inner = kind_of(self._plain, base, is_under=True)(base, self._destination.name, self.prefetch_depth, **options)
-        inner._account, inner._ways, inner._static = self._account, self._ways, self._static
-        inner._pictures = self._pictures
+        inner._account, inner._ways, inner._pictures = self._account, self._ways, self._pictures
         return inner
 
     def __iter__(self: Any) -> Iterator[Any]:
@@ -132,8 +131,6 @@ class Prepared(Posing):
 
 class Under(Posing):
     """The methods of a feed under a loader of Accelerate, which gives the class of what is under it as its own."""
-
-    _held = 2  # Accelerate looks a batch ahead
 
     def __reduce__(self: Any) -> tuple:
         return _itself, (self.loader,)

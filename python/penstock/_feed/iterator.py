@@ -11,7 +11,6 @@ from .._errors import note
 from .._move.transfers import expander_for
 from .slots import Received
 from .stages import FetchWatch, watch_batches, why_unknown, workers_of
-from .static import refuse_unless_garbage, why_not_static
 from .way import Way
 
 if TYPE_CHECKING:
@@ -54,9 +53,7 @@ class FeedIterator:
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
         self._destination = feed._destination
-        refuse = why_not_static if feed.static else None
-        self._expand = [expander_for(engine, refuse) for engine in self._destination.engines]
-        self._fixed = feed._static.of(feed._sets) if feed.static else None
+        self._expand = [expander_for(engine) for engine in self._destination.engines]
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._source = source
@@ -128,10 +125,6 @@ class FeedIterator:
         feed, account = self._feed, self._account
         while self._reads and len(self._pending) <= feed.prefetch_depth and self._may_read():
             try:
-                if self._fixed is not None and not self._fixed.next_is_free():
-                    if self._pending:
-                        return
-                    refuse_unless_garbage(self._fixed.next_is_free)
                 account.load()
                 try:
                     self._listen()
@@ -171,7 +164,7 @@ class FeedIterator:
         if group is not None:
             flight = self._account.send_to_all(group, batch, self._expand, slot)
         else:
-            flight = self._account.send(batch, self._expand[0], self._pin, slot, self._fixed)
+            flight = self._account.send(batch, self._expand[0], self._pin, slot)
         self._account.pinned(sum(expand.pin_seconds for expand in self._expand) - before)
         return flight
 

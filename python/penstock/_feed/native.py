@@ -14,7 +14,6 @@ from .._engines import is_forked
 from .._errors import Closed, InvalidArgument, OutOfMemory, note
 from .draws import EpochBatches, Rest, refusal_of, refusal_of_next
 from .iterator import FeedIterator, PlainSource
-from .static import refuse_unless_garbage
 from .tensor_loader import TensorLoader
 from .tensors import Tensors, draw_seed, most_in_a_batch, tensors_of
 from .way import Way
@@ -86,15 +85,14 @@ class NativeWay(Way):
 
     def _why_no_loader(self, feed: Any, tensors: Tensors) -> str | None:
         """Makes the loader for these tensors, unless there is one. Otherwise says why there is none."""
-        ahead = feed._sets - 1 if feed.static else feed.prefetch_depth  # the loader's ring has a slot more
         most = most_in_a_batch(feed.loader, tensors.samples)
         if self._loader is not None:
-            if self._loader.serves(ahead, feed.static, tensors, most):
+            if self._loader.serves(feed.prefetch_depth, tensors, most):
                 return None
             self._loader.close()
             self._loader = None
         try:
-            self._loader = TensorLoader(self._destination, ahead, feed.static, tensors, most)
+            self._loader = TensorLoader(self._destination, feed.prefetch_depth, tensors, most)
         except (InvalidArgument, OutOfMemory) as error:
             return str(error)
         return None
@@ -176,8 +174,6 @@ class NativeEpoch:
     def _make(self) -> bool:
         """Has the native loader make the next batch, or the end of the epoch. False if the tensors have changed."""
         loader = self._loader
-        if loader.static and not loader.end_leases():  # before a batch is asked for, so that none is lost
-            refuse_unless_garbage(loader.end_leases)
         try:
             return loader.next_into(self._made, self._watch)
         except Exception as error:

@@ -6,19 +6,17 @@ from .. import _core
 from .._destination import Destination
 from .._engines import close_at_exit
 from .draws import EpochBatches, RowsOfBatches, refusal_of
-from .static import mark
 from .tensors import Tensors
 
 
 class TensorLoader:
     """A native loader of tensors, for one epoch after the other. The C++ loader asks it for the batches' indices."""
 
-    def __init__(self, destination: Destination, prefetch_depth: int, static: bool, tensors: Tensors, most: int):
+    def __init__(self, destination: Destination, prefetch_depth: int, tensors: Tensors, most: int):
         self._memory = tensors.memory()
         self._most = most
         self._prefetch_depth = prefetch_depth
         self._members = len(destination.members)
-        self.static = static
         self._number = 0
         self.rows = RowsOfBatches(most, refusal_of(destination, tensors))
         self._native = _core.NativeLoader(
@@ -43,21 +41,18 @@ class TensorLoader:
             device_budget_bytes=min(engine.memory_bytes for engine in destination.engines),
             threads=0,
             when_full="fail",
-            mark=mark if static else None,
         )
         # Appends the arrays of the next batch, or None at the end of the epoch. False if the tensors are not as they
         # were.
         self.next_into = self._native.next_into
-        self.end_leases = self._native.end_leases if static else None
         self.describe = self._native.describe
         self.stats = self._native.stats
         self.timeline = self._native.timeline
         close_at_exit(self)
 
-    def serves(self, prefetch_depth: int, static: bool, tensors: Tensors, most: int) -> bool:
+    def serves(self, prefetch_depth: int, tensors: Tensors, most: int) -> bool:
         """True if it reads these tensors, has room for their batches, and is as far ahead."""
-        fits = self._most >= most and (self._prefetch_depth, self.static) == (prefetch_depth, static)
-        return fits and self._memory == tensors.memory()
+        return self._most >= most and self._prefetch_depth == prefetch_depth and self._memory == tensors.memory()
 
     def begin(self, batches: EpochBatches, tensors: Tensors) -> _core.TensorWatch:
         """Begins an epoch. Gives what sees whether PyTorch writes to a tensor from now on, or gives it other memory."""

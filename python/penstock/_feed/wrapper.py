@@ -15,7 +15,6 @@ from .._process_group import ProcessGroup
 from .._statistics import FeedStatistics
 from .adapters import kind_of
 from .resume import TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
-from .static import StaticBatches, check
 from .tensors import tensors_of
 from .ways import Ways, refuse_if_needed
 
@@ -30,7 +29,6 @@ def feed(
     *,
     sharded: bool = False,
     native: bool = True,
-    static: bool = False,
     resumable: bool = False,
     pictures: bool = False,
     group: ProcessGroup | None = None,
@@ -54,7 +52,6 @@ def feed(
     *,
     sharded: bool = False,
     native: bool = True,
-    static: bool = False,
     resumable: bool = False,
     pictures: bool = False,
     group: Any = None,
@@ -106,15 +103,6 @@ def feed(
     more for a GPU: threads of penstock would compete with them for cores. An iterable around a loader with workers
     must pass on its `num_workers`.
 
-    `static=True` is for captured graphs, by `torch.cuda.graph` or `torch.compile(mode="reduce-overhead")`: batches
-    arrive in turn at `prefetch_depth` + 1 fixed sets of addresses, as the same tensor objects, which are marked with
-    `torch._dynamo.mark_static_address`. So one captured graph for each set reads its input where it arrives. Batches of
-    other shapes, such as a smaller last one, have sets of their own. To keep a batch, or a view of it, is then an error
-    (InvalidArgument), as soon as the next one needs its memory; nothing is overwritten that somebody keeps. One place
-    is taken by the batch that the loop's variable still holds while the next one is asked for, so `prefetch_depth` - 1
-    batches are ahead. If memory of the dataset is replaced in a native feed, there are new addresses. A batch must be
-    plain arrays of the host, in any nest; for others it is a TypeError.
-
     `device` may also be a list of devices, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration gives
     lists with one batch for each device, as a `Loader` does. Each byte crosses one link, if the devices reach each
     other's memory: see `to_device`. If one device fails or has no memory for a batch, the error comes in that batch's
@@ -122,7 +110,7 @@ def feed(
     gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch, or all of
     it if the devices do not reach each other's memory. It is then an InvalidArgument if samples cannot be gathered
     natively, and an Error if the samplers differ. With `penstock.relayed("cuda:0", over=["cuda:1"])`, the links of
-    other devices help to feed one. All these exclude `static`. `group` is another spelling of a list or a ProcessGroup.
+    other devices help to feed one. `group` is another spelling of a list or a ProcessGroup.
 
     All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
     handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
@@ -130,8 +118,8 @@ def feed(
     was current when it was sent.
 
     `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. "auto" is PyTorch's current GPU, otherwise
-    the first one, otherwise the host. `prefetch_depth`: 0 and up; with `static`, 1 and up. Raises InvalidArgument for
-    other values, and DeviceError in a DataLoader's worker process.
+    the first one, otherwise the host. `prefetch_depth`: 0 and up. Raises InvalidArgument for other
+    values, and DeviceError in a DataLoader's worker process.
     """
     return Feed(**locals())
 
@@ -145,7 +133,6 @@ class Feed(Generic[Batch]):
 
     _options: dict[str, Any] = feed.__kwdefaults__  # the defaults, by name
     _own = frozenset({"loader", "device", "devices", "prefetch_depth", *_options})
-    _held = 1  # batches that the loop holds while it asks for the next one
 
     def __new__(cls, loader: Any, *arguments: Any, **options: Any) -> Feed:
         kind = kind_of(Feed, cls._unwrapped(loader), options.get("resumable", False)) if cls is Feed else cls
@@ -166,9 +153,6 @@ class Feed(Generic[Batch]):
         self._order = self._find_order()
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
-        engine = self._destination.engine
-        if self.static:
-            check(engine, self.prefetch_depth)
         is_asked_below = _others.is_prepared(loader)
         if (self.pictures and not is_asked_below) or self._destination.processes is not None:
             tensors = tensors_of(self)
@@ -181,8 +165,6 @@ class Feed(Generic[Batch]):
 
     def _set_destination(self, device: Any, group: Any) -> None:
         self._destination = destination = Destination(device, group)
-        if self.static and not destination.is_one_device:
-            raise InvalidArgument("static=True delivers to fixed addresses of one device: leave group out.")
         self.device, self.devices = destination.name, destination.specs
 
     @property
@@ -222,8 +204,6 @@ class Feed(Generic[Batch]):
         return True
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.static:
-            check(self._destination.engine, self.prefetch_depth)
         return self._ways.begin(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -284,10 +264,7 @@ class Feed(Generic[Batch]):
     def describe(self) -> list[str]:
         """Lines that say how the batches are made, and why. They hold for the epoch that is under way, or else the next
         one. May make the native loader, as iterating does."""
-        lines = self._ways.describe(self)
-        if self.static:
-            lines.append(f"batches arrive, in turn, at {self._sets} fixed sets of addresses")
-        return lines
+        return self._ways.describe(self)
 
     @functools.cached_property
     def _account(self) -> _core.FeedAccount:
@@ -297,19 +274,10 @@ class Feed(Generic[Batch]):
     def _ways(self) -> Ways:
         return Ways(self._destination)
 
-    @property
-    def _sets(self) -> int:
-        """The number of sets of addresses, if the batches are static."""
-        return self.prefetch_depth + self._held
-
     @functools.cached_property
     def _pictures(self) -> dict[str, Any]:
         """See picture_rows."""
         return {}
-
-    @functools.cached_property
-    def _static(self) -> StaticBatches:
-        return StaticBatches()
 
     @property
     def _counted(self) -> Any:

@@ -128,8 +128,6 @@ class Expander:
         if _is_on_host(value):
             array = host_array(value)
             return array if isinstance(array, str) else _array(array, sys.modules["numpy"], expanded=False)
-        if self.refuse and not self.copies:
-            return self.refuse(value)
         if self.target != "cpu":
             return value, None
         if isinstance(value, _core.Array):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .. import _core
@@ -13,9 +12,8 @@ from . import outputs
 from .nests import Expander
 
 
-def expander_for(engine: _core.Engine, refuse: Callable[[Any], str] | None = None) -> Expander:
-    target = f"cuda:{engine.index}" if engine.is_cuda else "cpu"
-    return Expander(target, sends=True, refuse=refuse)
+def expander_for(engine: _core.Engine) -> Expander:
+    return Expander(f"cuda:{engine.index}" if engine.is_cuda else "cpu", sends=True)
 
 
 def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any = None) -> Any:

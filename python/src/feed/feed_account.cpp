@@ -119,9 +119,8 @@ void FeedIteration::unstaged() {
   if (feed_->host_.stages_unknown.empty()) ++feed_->unstaged_;
 }
 
-Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
-                           FixedBatches* fixed) {
-  Flight flight = feed_->engine_->send(tree, expand, pin, true, slot, fixed);
+Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot) {
+  Flight flight = feed_->engine_->send(tree, expand, pin, true, slot);
   note_sent(flight.pin_seconds());
   return flight;
 }
@@ -220,7 +219,7 @@ void bind_feed_account(nb::module_& module) {
       .def("unstaged", &FeedIteration::unstaged)
       .def("pinned", &FeedIteration::pinned, nb::arg("seconds"))
       .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"),
-           nb::arg("slot").none() = nb::none(), nb::arg("fixed").none() = nb::none())
+           nb::arg("slot").none() = nb::none())
       .def("send_to_all", &FeedIteration::send_to_all, nb::arg("group"), nb::arg("tree").none(),
            nb::arg("expand"), nb::arg("slot").none() = nb::none())
       .def("land", nb::overload_cast<Flight&>(&FeedIteration::land), nb::arg("flight"))

@@ -63,8 +63,7 @@ class FeedIteration {
   /// The seconds in which batches pinned themselves while the last one was sent.
   void pinned(double seconds) { feed_->host_.send_pin_seconds += seconds; }
   /// Sends the loaded batch, as Engine::send does.
-  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
-                            FixedBatches* fixed);
+  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot);
   /// Sends it to all devices of a group, the first of which has the account.
   [[nodiscard]] FlightToAll send_to_all(Group& group, nb::handle tree, const std::vector<nb::object>& expand,
                                         const FilledSlot* slot);

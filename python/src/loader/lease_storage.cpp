@@ -11,35 +11,38 @@
 #include <vector>
 
 namespace penstock::python {
+namespace {
+
+nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
+                      const DeviceField& field) {
+  const auto ndim = field.shape.size();
+  std::vector<std::int64_t> shape(field.shape.begin(), field.shape.end());
+  std::vector<std::int64_t> strides(ndim);
+  std::int64_t elements = 1;
+  for (std::size_t axis = ndim; axis-- > 0;) {
+    strides[axis] = elements;
+    elements *= shape[axis];
+  }
+  const bool cuda = engine.is_cuda();
+  const TensorView view{storage,
+                        field.data,
+                        {cuda ? dlpack::kCuda : dlpack::kCpu, cuda ? engine.index() : 0},
+                        dlpack_of(field.dtype),
+                        static_cast<std::int32_t>(ndim),
+                        shape.data(),
+                        strides.data()};
+  if (Torch* torch = Torch::get(); torch != nullptr) return torch->make(view);
+  return cuda ? make_array(storage, view) : NumPy::get()->make(view);
+}
+
+}  // namespace
 
 LeaseStorage::LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch)
     : device_(std::move(device)), stream_(std::move(stream)), batch_(std::move(batch)) {}
 
-DeviceBatch LeaseStorage::take() {
-  const std::lock_guard lock(mutex_);
-  DeviceBatch batch = *std::move(batch_);
-  batch_.reset();
-  return batch;
-}
-
-void LeaseStorage::let_go() {
-  const std::lock_guard lock(mutex_);
-  batch_.reset();
-}
-
-bool LeaseStorage::is_leased() const {
-  const std::lock_guard lock(mutex_);
-  return batch_.has_value();
-}
-
-void LeaseStorage::lease(DeviceBatch batch) {
-  const std::lock_guard lock(mutex_);
-  batch_.emplace(std::move(batch));
-}
-
 void LeaseStorage::hand_to(StreamHandle stream) {
   const std::lock_guard lock(mutex_);
-  if (batch_) batch_->use_on(device_.wrap_stream(stream));
+  batch_.use_on(device_.wrap_stream(stream));
 }
 
 void LeaseStorage::wait_on(const Stream& stream) const {
@@ -81,28 +84,6 @@ Stream stream_of_next(const Engine& engine, const Stream& own) {
 
 void wait_if_on_host(const Engine& engine, const Stream& stream) {
   if (!engine.is_cuda()) wait_for_host(engine.device(), stream);
-}
-
-nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
-                      const DeviceField& field) {
-  const auto ndim = field.shape.size();
-  std::vector<std::int64_t> shape(field.shape.begin(), field.shape.end());
-  std::vector<std::int64_t> strides(ndim);
-  std::int64_t elements = 1;
-  for (std::size_t axis = ndim; axis-- > 0;) {
-    strides[axis] = elements;
-    elements *= shape[axis];
-  }
-  const bool cuda = engine.is_cuda();
-  const TensorView view{storage,
-                        field.data,
-                        {cuda ? dlpack::kCuda : dlpack::kCpu, cuda ? engine.index() : 0},
-                        dlpack_of(field.dtype),
-                        static_cast<std::int32_t>(ndim),
-                        shape.data(),
-                        strides.data()};
-  if (Torch* torch = Torch::get(); torch != nullptr) return torch->make(view);
-  return cuda ? make_array(storage, view) : NumPy::get()->make(view);
 }
 
 nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage) {

@@ -9,7 +9,6 @@
 
 #include <memory>
 #include <mutex>
-#include <optional>
 
 namespace penstock::python {
 
@@ -19,15 +18,7 @@ class LeaseStorage final : public DeviceStorage {
   /// `stream` is the one given to next() if it is ours; null if it is PyTorch's.
   LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch);
 
-  /// The batch. There is one only while the memory is leased.
-  [[nodiscard]] const DeviceBatch& batch() const noexcept { return *batch_; }
-  /// The batch, for another storage: ends the lease of this one.
-  [[nodiscard]] DeviceBatch take();
-  /// Ends the lease, while the tensors stay.
-  void let_go();
-  [[nodiscard]] bool is_leased() const;
-  /// Leases the same memory again.
-  void lease(DeviceBatch batch);
+  [[nodiscard]] const DeviceBatch& batch() const noexcept { return batch_; }
   void hand_to(StreamHandle stream) override;
   void wait_on(const Stream& stream) const override;
   void synchronize() const override;
@@ -35,8 +26,8 @@ class LeaseStorage final : public DeviceStorage {
  private:
   Device device_;
   std::shared_ptr<const Stream> stream_;
-  mutable std::mutex mutex_;
-  std::optional<DeviceBatch> batch_;
+  std::mutex mutex_;
+  DeviceBatch batch_;
 };
 
 /// Blocks until the work on a host device's stream is done, or a signal's handler raises. Called without the
@@ -49,10 +40,7 @@ void wait_if_on_host(const Engine& engine, const Stream& stream);
 /// The stream that a loader's next batch is for: PyTorch's current one if it is for PyTorch, otherwise `own`.
 [[nodiscard]] Stream stream_of_next(const Engine& engine, const Stream& own);
 
-/// An array of a field of the leased batch, on the engine's device.
-[[nodiscard]] nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
-                                    const DeviceField& field);
-/// An array for each field.
+/// An array for each field of the leased batch, on the engine's device.
 [[nodiscard]] nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage);
 
 }  // namespace penstock::python

@@ -37,14 +37,13 @@ std::vector<FieldOptions> field_options(const std::vector<FieldTuple>& fields) {
   return options;
 }
 
-/// `mark`: see NativeLoader.
 void make_native(NativeLoader* self, const EngineDestination& destination, const NativeLoader::Arrays& fields,
                  const std::vector<FieldTuple>& field_tuples, std::uint64_t batch_size, bool shuffle,
                  std::uint64_t seed, bool drop_last, const nb::object& batch_sampler, std::uint64_t rank,
                  std::uint64_t world_size, std::size_t prefetch_depth, const std::string& residency,
                  const std::string& gather, unsigned gather_blocks, bool narrow, bool data_may_change,
                  std::size_t device_budget_bytes, std::size_t row_budget_bytes, unsigned threads,
-                 const std::string& when_full, const nb::object& mark) {
+                 const std::string& when_full) {
   LoaderOptions options;
   options.batch_size = batch_size;
   options.shuffle = shuffle;
@@ -63,8 +62,7 @@ void make_native(NativeLoader* self, const EngineDestination& destination, const
   options.row_budget_bytes = row_budget_bytes;
   options.threads = threads;
   options.when_full = parse_when_full(when_full);
-  options.ring_grows = mark.is_none();
-  new (self) NativeLoader(destination, fields, std::move(options), mark);
+  new (self) NativeLoader(destination, fields, std::move(options));
 }
 
 bool next_into(NativeLoader& self, nb::list made, const TensorWatch* watch) {
@@ -82,7 +80,7 @@ void bind_loader(nb::module_& module) {
            nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
            nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
            nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
-           nb::arg("threads"), nb::arg("when_full"), nb::arg("mark") = nb::none())
+           nb::arg("threads"), nb::arg("when_full"))
       .def(
           "start_epoch", [](NativeLoader& self, std::uint64_t epoch) { self.loader().start_epoch(epoch); },
           nb::arg("epoch"))
@@ -92,8 +90,6 @@ void bind_loader(nb::module_& module) {
       .def(
           "leave_epoch", [](NativeLoader& self) { self.loader().leave_epoch(); },
           "Blocks until nothing reads the data any more, before an epoch is started.")
-      .def("end_leases", &NativeLoader::end_leases,
-           "Ends the leases of batches that nobody keeps. False if somebody keeps one for too long.")
       .def(
           "state_dict",
           [](NativeLoader& self, bool handed_out) { return to_dict(self.loader().state(handed_out)); },

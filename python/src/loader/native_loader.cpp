@@ -9,7 +9,6 @@
 #include <penstock/data/readers.hpp>
 #include <penstock/data/rows.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <span>
@@ -111,17 +110,14 @@ Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arra
   return Dataset(std::move(readers));
 }
 
-NativeLoader::NativeLoader(EngineDestination destination, const Arrays& fields, LoaderOptions options,
-                           nb::object mark)
+NativeLoader::NativeLoader(EngineDestination destination, const Arrays& fields, LoaderOptions options)
     : destination_(std::move(destination)),
-      mark_(std::move(mark)),
       loader_(make_loader(destination_, make_dataset(fields), std::move(options)), destination_.engines()) {}
 
 nb::object NativeLoader::next() {
   destination_.refuse_closed();
   return loader_.next([&](const KeepingLoader::Leases& leases) {
-    if (destination_.is_to_all()) return make_all(leases);
-    return mark_.is_none() ? make_fields(destination_.engine(), leases.front()) : make_again(leases.front());
+    return destination_.is_to_all() ? make_all(leases) : make_fields(destination_.engine(), leases.front());
   });
 }
 
@@ -131,57 +127,6 @@ nb::list NativeLoader::make_all(const KeepingLoader::Leases& leases) const {
     all.append(make_fields(*destination_.engines()[i], leases[i]));
   }
   return all;
-}
-
-nb::list NativeLoader::make_again(const std::shared_ptr<LeaseStorage>& storage) {
-  const DeviceBatch& leased = storage->batch();
-  const std::byte* const data = leased.field(0).data;
-  const std::uint64_t samples = leased.size();
-  const auto known = std::ranges::find_if(
-      fixed_, [&](const FixedLease& one) { return one.data == data && one.samples == samples; });
-  const auto listed = [](const FixedLease& lease) {
-    nb::list arrays;
-    for (const FixedArray& array : lease.arrays) arrays.append(array.object());
-    return arrays;
-  };
-  // Whatever throws comes first: it leaves the batch in `storage`, for the next call.
-  if (known != fixed_.end()) {
-    nb::list arrays = listed(*known);
-    known->storage->lease(storage->take());
-    known->number = handed_out_++;
-    return arrays;
-  }
-  FixedLease made;
-  made.data = data;
-  made.samples = samples;
-  made.storage = storage;
-  const OutsideInferenceMode mode;
-  for (std::size_t i = 0; i < leased.field_count(); ++i) {
-    made.arrays.emplace_back(make(storage, leased.field(i)), mark_);
-  }
-  nb::list arrays = listed(made);
-  made.number = handed_out_++;
-  fixed_.push_back(std::move(made));
-  return arrays;
-}
-
-bool NativeLoader::end_leases() {
-  const std::size_t before = fixed_.size();
-  bool in_time = true;
-  std::erase_if(fixed_, [&](const FixedLease& one) {
-    if (!one.storage->is_leased()) return false;
-    if (are_kept(one.arrays)) {
-      in_time = in_time && handed_out_ - one.number <= loader_->options().prefetch_depth;
-      return false;
-    }
-    {
-      const Unlocked unlocked;
-      one.storage->let_go();
-    }
-    return were_changed(one.arrays);
-  });
-  if (fixed_.size() < before) refuse_changed();
-  return in_time;
 }
 
 }  // namespace penstock::python

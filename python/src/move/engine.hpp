@@ -43,10 +43,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// `pin`: PyTorch first copies its large pageable tensors into pinned memory, on the calling thread and
   /// PyTorch's own threads. If these threads make the batches, ours would take their cores. `timed`: see
   /// CopyOptions. `slot`: arrays of `tree` lie in it. If it is locked, they travel as one, and it stays taken
-  /// until they have. Arrays for the host device stay in it. Null: none do. `fixed`: where the results lie,
-  /// in turn. All arrays are copied there, and `expand` refuses what moves itself. Null: in new memory.
+  /// until they have. Arrays for the host device stay in it. Null: none do.
   [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, bool timed = false,
-                            const FilledSlot* slot = nullptr, FixedBatches* fixed = nullptr);
+                            const FilledSlot* slot = nullptr);
   /// True if `data` is memory of this device. For host devices, whose memory is also the host's.
   [[nodiscard]] bool owns(const void* data) const;
   /// True if `data` is device memory of a result of ours.
@@ -99,9 +98,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
                                                  const std::shared_ptr<Storage>& storage,
                                                  const std::vector<std::byte*>& places) const;
   // The steps of send.
-  [[nodiscard]] Shipment load(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
-                              FixedBatches* fixed);
-  void fill_in(Shipment& shipment, bool pin, const FilledSlot* slot, FixedBatches* fixed);
+  [[nodiscard]] Shipment load(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot);
+  void fill_in(Shipment& shipment, bool pin, const FilledSlot* slot);
   /// PyTorch's current stream when the nest was taken apart. None if the results are not PyTorch's. The
   /// caller holds the interpreter's lock.
   [[nodiscard]] std::optional<Stream> stream_of(const Flight& flight) const;
@@ -109,7 +107,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Those that do not lie in a locked slot.
   void enqueue_others(Flight& flight, const Groups& groups, const std::vector<Leaf>& leaves,
                       const std::vector<std::byte*>& destinations, const CopyOptions& common) const;
-  [[nodiscard]] Flight finish(Shipment shipment, FixedBatches* fixed);
+  [[nodiscard]] Flight finish(Shipment shipment);
   [[nodiscard]] nb::object make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
                                 bool for_torch) const;
 

@@ -59,7 +59,6 @@ nb::object Flight::land() {
 nb::object Flight::land_on(StreamHandle current) {
   if (!result_.is_valid()) throw Closed("This batch was taken already.");
   engine_->reap();
-  if (set_) set_->hand_out(current);
   if (pending_.transfers.empty()) {
     if (!pending_.empty()) engine_->keep(std::move(pending_));
     pending_ = {};

@@ -2,7 +2,6 @@
 
 #include "frameworks.hpp"
 #include "move/filled_slot.hpp"
-#include "move/fixed_batches.hpp"
 #include "move/groups.hpp"
 #include "move/tree.hpp"
 #include "storage.hpp"
@@ -79,7 +78,6 @@ class Flight {
   std::shared_ptr<Engine> engine_;
   nb::object result_;
   PendingTransfers pending_;
-  std::shared_ptr<FixedSet> set_;
   StreamHandle stream_ = nullptr;  ///< the stream on which the results' memory was allocated
   std::size_t bytes_ = 0;
   std::size_t bytes_left_ = 0;

@@ -109,13 +109,13 @@ FlightToAll Group::send(nb::handle tree, const std::vector<nb::object>& expand, 
   std::vector<Shipment> shipments;
   shipments.reserve(expand.size());
   for (std::size_t i = 0; i < expand.size(); ++i) {
-    shipments.push_back(engines_[i]->load(tree, expand[i], false, read_there, nullptr));
+    shipments.push_back(engines_[i]->load(tree, expand[i], false, read_there));
   }
   const std::size_t link_bytes = enqueue(shipments, read_there);
   std::vector<Flight> flights;
   flights.reserve(expand.size());
   for (std::size_t i = 0; i < expand.size(); ++i) {
-    flights.push_back(engines_[i]->finish(std::move(shipments[i]), nullptr));
+    flights.push_back(engines_[i]->finish(std::move(shipments[i])));
   }
   return {std::move(flights), link_bytes};
 }

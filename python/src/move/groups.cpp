@@ -40,26 +40,13 @@ void NestLayout::append(std::size_t leaf, std::size_t count) {
   bytes += align_up(count, kAlignment);
 }
 
-bool travels_as_one(const Groups& groups, const std::vector<Leaf>& leaves, const NestLayout& layout) {
-  if (groups.together.empty()) return true;
-  const std::size_t first = groups.together.front();
-  const std::size_t last = groups.together.back();
-  // Others in between would be overwritten.
-  if (last - first + 1 != groups.together.size()) return false;
-  return std::ranges::all_of(groups.together, [&](std::size_t i) {
-    return leaves[i].data - groups.slot.data() ==
-           static_cast<std::ptrdiff_t>(layout.offsets[i] - layout.offsets[first]);
-  });
-}
-
-Groups group(const std::vector<Leaf>& leaves, const FilledSlot* slot, bool as_one,
-             const DeviceTuning& tuning) {
+Groups group(const std::vector<Leaf>& leaves, const FilledSlot* slot, const DeviceTuning& tuning) {
   Groups groups;
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const Leaf& leaf = leaves[i];
-    if (as_one && is_in(slot, leaf)) {
+    if (is_in(slot, leaf)) {
       groups.together.push_back(i);
       begin = begin == nullptr ? leaf.data : std::min(begin, leaf.data);
       end = std::max(end, leaf.data + leaf.bytes);

@@ -40,14 +40,10 @@ struct NestLayout {
 /// consumer's thread, which is faster than handing them to another thread.
 [[nodiscard]] bool travels_alone(std::size_t bytes, MemoryKind host_end, const DeviceTuning& tuning);
 
-/// `as_one`: what lies in a locked slot travels together.
-[[nodiscard]] Groups group(const std::vector<Leaf>& leaves, const FilledSlot* slot, bool as_one,
+[[nodiscard]] Groups group(const std::vector<Leaf>& leaves, const FilledSlot* slot,
                            const DeviceTuning& tuning);
 /// What comes out of a slot lies as it lay there. Packed arrays follow, side by side.
 [[nodiscard]] NestLayout lay_out(const std::vector<Leaf>& leaves, const Groups& groups);
 [[nodiscard]] NestLayout lay_out_in_order(const std::vector<Leaf>& leaves);
-/// True if what lies in the slot lies there as in the layout, with nothing in between.
-[[nodiscard]] bool travels_as_one(const Groups& groups, const std::vector<Leaf>& leaves,
-                                  const NestLayout& layout);
 
 }  // namespace penstock::python

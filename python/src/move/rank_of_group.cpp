@@ -124,7 +124,7 @@ Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
   std::optional<Stream> after;
   std::string facts;
   try {
-    shipment.emplace(engine->load(tree, expand, false, nullptr, nullptr));
+    shipment.emplace(engine->load(tree, expand, false, nullptr));
     const std::vector<Leaf>& leaves = shipment->nest.leaves();
     // Groups depend on how the memory of this process is locked, and the others have another.
     layout = lay_out_in_order(leaves);
@@ -156,7 +156,7 @@ Flight RankOfGroup::send(nb::handle tree, nb::handle expand) const {
       engine->enqueue(*shipment, {.after = stream});
     }
   }
-  return engine->finish(std::move(*shipment), nullptr);
+  return engine->finish(std::move(*shipment));
 }
 
 }  // namespace penstock::python

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <exception>
 #include <ranges>
 #include <utility>
 
@@ -46,21 +45,6 @@ class WithoutGarbageCollection {
   const bool was_on_;
 };
 
-// What comes next on `stream`, or on the host if there is none, comes after the transfers.
-void order_behind(const std::vector<Transfer>& transfers, const std::optional<Stream>& stream) {
-  for (const Transfer& transfer : transfers) {
-    try {
-      if (stream) {
-        stream->wait(transfer);
-      } else {
-        transfer.synchronize();
-      }
-    } catch (const std::exception&) {
-      // A failed transfer no longer touches its destination.
-    }
-  }
-}
-
 }  // namespace
 
 nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
@@ -85,32 +69,15 @@ std::vector<nb::object> Engine::make_all(const std::vector<Leaf>& leaves,
   return arrays;
 }
 
-Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, const FilledSlot* slot,
-                    FixedBatches* fixed) {
-  Shipment shipment = load(tree, expand, pin, slot, fixed);
-  if (shipment.nest.leaves().empty()) return finish(std::move(shipment), fixed);
-  Flight& flight = shipment.flight;
-  FixedSet* const set = flight.set_.get();
-  const std::optional<Stream> after = stream_of(flight);
+Flight Engine::send(nb::handle tree, nb::handle expand, bool pin, bool timed, const FilledSlot* slot) {
+  Shipment shipment = load(tree, expand, pin, slot);
+  if (shipment.nest.leaves().empty()) return finish(std::move(shipment));
+  const std::optional<Stream> after = stream_of(shipment.flight);
   {
     const Unlocked unlocked;
-    if (set != nullptr) {
-      // Nobody may have waited for the transfers of a batch that was dropped.
-      order_behind(set->transfers, after);
-      if (after && !set->arrays.empty() && set->stream != flight.stream_) {
-        Event used = device_.create_event();
-        used.record(device_.wrap_stream(set->stream));
-        after->wait(used);
-      }
-    }
-    try {
-      enqueue(shipment, {.after = after ? &*after : nullptr, .timed = timed});
-    } catch (...) {
-      if (set != nullptr) set->transfers = flight.pending_.transfers;
-      throw;
-    }
+    enqueue(shipment, {.after = after ? &*after : nullptr, .timed = timed});
   }
-  return finish(std::move(shipment), fixed);
+  return finish(std::move(shipment));
 }
 
 std::optional<Stream> Engine::stream_of(const Flight& flight) const {
@@ -118,8 +85,7 @@ std::optional<Stream> Engine::stream_of(const Flight& flight) const {
   return device_.wrap_stream(flight.stream_);
 }
 
-Shipment Engine::load(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot,
-                      FixedBatches* fixed) {
+Shipment Engine::load(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot) {
   reap();
   refuse_closed();
   Flight flight(shared_from_this());
@@ -128,16 +94,14 @@ Shipment Engine::load(nb::handle tree, nb::handle expand, bool pin, const Filled
   };
   Tree nest(tree, expand, [&](const Leaf& leaf) {
     if (!is_host(leaf)) {
-      const bool is_there = cuda_ && leaf.device.index == index() && fixed == nullptr;
-      return is_there ? Tree::Choice::leave : Tree::Choice::expand;
+      return cuda_ && leaf.device.index == index() ? Tree::Choice::leave : Tree::Choice::expand;
     }
-    const bool may_stay = !cuda_ && fixed == nullptr;
-    if (may_stay && slot != nullptr && slot->storage->contains(leaf.data)) {
+    if (!cuda_ && slot != nullptr && slot->storage->contains(leaf.data)) {
       count(leaf);
       flight.bytes_left_ += leaf.bytes;
       return Tree::Choice::leave;
     }
-    if (may_stay && owns(leaf.data)) return Tree::Choice::leave;
+    if (!cuda_ && owns(leaf.data)) return Tree::Choice::leave;
     count(leaf);
     return Tree::Choice::leaf;
   });
@@ -152,25 +116,19 @@ Shipment Engine::load(nb::handle tree, nb::handle expand, bool pin, const Filled
   }
   Shipment shipment{.flight = std::move(flight), .nest = std::move(nest)};
   if (shipment.nest.leaves().empty()) return shipment;
-  fill_in(shipment, pin, slot, fixed);
+  fill_in(shipment, pin, slot);
   return shipment;
 }
 
-void Engine::fill_in(Shipment& shipment, bool pin, const FilledSlot* slot, FixedBatches* fixed) {
+void Engine::fill_in(Shipment& shipment, bool pin, const FilledSlot* slot) {
   Flight& flight = shipment.flight;
   std::vector<Leaf>& leaves = shipment.nest.leaves();
   Torch* const torch = cuda_ ? Torch::get() : nullptr;
   if (pin && torch != nullptr) flight.pin_seconds_ = pin_large(leaves, *torch);
-  const std::shared_ptr<FixedSet> set = fixed == nullptr ? nullptr : fixed->next(leaves);
-  flight.set_ = set;
-  Groups groups = group(leaves, slot, true, info().tuning);
-  NestLayout layout = set ? lay_out_in_order(leaves) : lay_out(leaves, groups);
-  if (set && !travels_as_one(groups, leaves, layout)) groups = group(leaves, slot, false, info().tuning);
+  Groups groups = group(leaves, slot, info().tuning);
+  NestLayout layout = lay_out(leaves, groups);
   for (const Leaf& leaf : leaves) flight.bytes_ += leaf.bytes;
-  std::shared_ptr<Storage> storage = set ? set->storage : nullptr;
-  if (!storage) storage = allocate(layout.bytes, torch != nullptr);
-  if (set) set->storage = storage;
-  flight.pending_.storage = storage;
+  flight.pending_.storage = allocate(layout.bytes, torch != nullptr);
   const auto keep_sources = [&](const std::vector<std::size_t>& members) {
     for (const std::size_t i : members) {
       if (!is_in(slot, leaves[i])) flight.pending_.sources.push_back(leaves[i].source);
@@ -185,30 +143,14 @@ void Engine::fill_in(Shipment& shipment, bool pin, const FilledSlot* slot, Fixed
   shipment.offsets = std::move(layout.offsets);
 }
 
-Flight Engine::finish(Shipment shipment, FixedBatches* fixed) {
+Flight Engine::finish(Shipment shipment) {
   Flight& flight = shipment.flight;
   const std::vector<Leaf>& leaves = shipment.nest.leaves();
   std::vector<nb::object> results;
-  if (leaves.empty()) {
-    flight.result_ = shipment.nest.build(results);
-    return std::move(flight);
-  }
-  const std::shared_ptr<Storage>& storage = flight.pending_.storage;
-  FixedSet* const set = flight.set_.get();
-  const bool cuda_torch = cuda_ && Torch::get() != nullptr;
-  if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.pending_.transfers);
-  if (set != nullptr) {
-    set->transfers = flight.pending_.transfers;
-    if (set->arrays.empty()) {
-      const OutsideInferenceMode mode;
-      std::vector<FixedArray> arrays;
-      for (nb::object& array : make_all(leaves, storage, shipment.destinations())) {
-        arrays.emplace_back(std::move(array), fixed->mark());
-      }
-      set->arrays = std::move(arrays);
-    }
-    for (const FixedArray& array : set->arrays) results.push_back(array.object());
-  } else {
+  if (!leaves.empty()) {
+    const std::shared_ptr<Storage>& storage = flight.pending_.storage;
+    const bool cuda_torch = cuda_ && Torch::get() != nullptr;
+    if (!cuda_torch) static_cast<PoolStorage&>(*storage).set_transfers(flight.pending_.transfers);
     results = make_all(leaves, storage, shipment.destinations());
   }
   flight.result_ = shipment.nest.build(results);

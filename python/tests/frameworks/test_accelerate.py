@@ -112,24 +112,6 @@ def test_workers_of_a_prepared_loader_fill_slots(accelerator):
     assert max(feed._ways.workers.pool._granted) > 0
 
 
-@pytest.mark.parametrize("name", ["whole batches", "shuffle", "a last batch of two", "workers", "tensors"])
-def test_static_batches_of_a_prepared_loader(name, accelerator):
-    """Accelerate looks a batch ahead, so it holds two."""
-    options = {"gradient_accumulation_steps": 4, "dataloader_config": settings()}
-    expected = train(accelerator(**options), LOADERS[name](), lambda loader: loader)
-    made = accelerator(**options)
-    feed = None
-
-    def wrap(loader):
-        nonlocal feed
-        feed = penstock.feed(loader, made.device, static=True)
-        return feed
-
-    assert train(made, LOADERS[name](), wrap) == expected
-    seen = [{batch["id"].data_ptr() for batch in feed if len(batch["id"]) == 4} for _ in range(3)]
-    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 4
-
-
 def test_the_last_optimizer_step_is_not_lost(accelerator):
     made = accelerator(gradient_accumulation_steps=4)
     _, steps = train(made, DataLoader(Rows(22), 4), lambda loader: penstock.feed(loader, made.device))

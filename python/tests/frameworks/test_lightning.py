@@ -61,20 +61,6 @@ def test_the_same_steps_as_with_the_bare_loader(tmp_path):
     assert seen[1] == seen[0] == [(14, 4)] * 2
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_static_batches(workers, tmp_path):
-    places = []
-
-    class Places(lightning.Callback):
-        def on_train_batch_start(self, trainer, module, batch, number):
-            places.append((batch["id"].data_ptr(), batch["x"].data_ptr()))
-
-    fed = penstock.feed(DataLoader(Rows(24), 4, num_workers=workers), static=True)
-    journal = fit(tmp_path, fed, max_epochs=3, callbacks=[Places()])
-    assert journal.steps == [list(range(i, i + 4)) for i in range(0, 24, 4)] * 3
-    assert places[3:] == places[:-3] and len(set(places)) == 3
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_to_overfit(shuffle, tmp_path):
     fed = penstock.feed(DataLoader(Rows(24), 4, shuffle=shuffle))
