@@ -226,11 +226,12 @@ class Module(Tree):
         """Makes a package of the sources, of those in the folder first, and the module."""
         package, sources = folder / "site" / "penstock", ROOT / "python" / "penstock"
         shutil.rmtree(package, ignore_errors=True)
-        for file in (file for suffix in ("*.py", "*.pyi") for file in sources.rglob(suffix)):
+        for file in sources.rglob("*.py"):
             own, mutated = package / file.relative_to(sources), folder / "source" / file.relative_to(ROOT)
             own.parent.mkdir(parents=True, exist_ok=True)
             own.symlink_to(mutated if mutated.exists() else file)
         (package / self.module.name).symlink_to(module)
+        (package / "_core.pyi").symlink_to(self.folder / "_core.pyi")
         (package / RECORDER).symlink_to(ROOT / "build" / "ci" / RECORDER)
 
     def prepare(self, mutant: Mutant, program: str, objects: list[tuple[set[str], Path]]) -> dict[str, Path]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The Python package:
-# python.sh install | test | one TESTS | differ | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] | stubs |
+# python.sh install | test | one TESTS | differ | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] |
 # tool, [ARGS]
 #
 # install          into .venv; the packages that the build needs come from the package index
@@ -16,7 +16,6 @@
 # What pytest says and its results go to the folder
 # train            runs examples/train_fashion_mnist.py, with this Python's PyTorch if it has one, otherwise
 # in .venv
-# stubs            writes python/penstock/_core.pyi
 # tool ARGS        runs Python with the packages of tools/requirements.txt
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -58,7 +57,7 @@ link_here() {
   rm -rf "$build/here"
   mkdir -p "$build/here/penstock"
   ln -s "$PWD"/python/penstock/* "$build/here/penstock"
-  ln -sf "$build"/module/_core*.so "$PWD"/build/ci/libpenstock_{recorder,run}.so "$build/here/penstock"
+  ln -sf "$build"/module/_core{*.so,.pyi} "$PWD"/build/ci/libpenstock_{recorder,run}.so "$build/here/penstock"
 }
 
 # Makes the environment of the frameworks (1.7 GB) if there is none for these requirements.
@@ -173,9 +172,6 @@ case "${1:-}" in
       "$build/tools/bin/ruff" format --quiet python examples benchmarks
     fi
     ;;
-  stubs)
-    "$build/venv/bin/python" -m nanobind.stubgen -q -m penstock._core -o python/penstock/_core.pyi
-    ;;
   tool)
     shift
     make_environment "$build/tools"
@@ -187,7 +183,7 @@ case "${1:-}" in
     exec "$build/tools/bin/python" -B "$@"
     ;;
   *)
-    echo "usage: python.sh install | test | one | differ | environment | test-frameworks | beside | gpu-test | train | format | stubs | tool" >&2
+    echo "usage: python.sh install | test | one | differ | environment | test-frameworks | beside | gpu-test | train | format | tool" >&2
     exit 2
     ;;
 esac

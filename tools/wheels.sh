@@ -110,7 +110,7 @@ audit() {
   local contents part
   contents=$("$tools/bin/python" -m zipfile --list "$wheel")
   for part in dist-info/licenses/LICENSE dist-info/licenses/python/LICENSES-bundled.txt \
-    penstock/libpenstock_recorder.so penstock/libpenstock_run.so penstock/py.typed; do
+    penstock/libpenstock_recorder.so penstock/libpenstock_run.so penstock/py.typed penstock/_core.pyi; do
     grep -q "$part" <<<"$contents" || stop "$(basename "$wheel") has no $part"
   done
 }
