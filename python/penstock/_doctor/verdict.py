@@ -173,35 +173,27 @@ def transport_dominates(timings: Timings) -> Finding | None:
 
     If it makes most without workers, there is no transport to save.
     """
-    if limited_by(timings) not in ("transport", "copy", "consumer") or not _frees(timings, "transport"):
-        return None
     if _fewest(timings) == 0:
         return None
     text = f"Bringing a batch from its worker takes {_time(timings.transport or 0)}"
     if timings.turn > timings.whole:
         text += f", {_time(timings.received)} of it in this process, where the step waits"
-    text += ". Without that, at most "
     change = "penstock.feed(loader), whose workers write where the device reads; or less to send: tensors in place of "
     change += "lists and dicts of numbers, and narrower types, such as uint8"
-    return _gain("transport-dominates", _freed(timings, "transport"), text, change, is_sure=False)
+    return _without(timings, "transport", text, change, paced_by=("transport", "copy", "consumer"))
 
 
 def pin_dominates(timings: Timings) -> Finding | None:
     """Pinning sets the pace, and the loader gives 10 % more batches without it."""
-    if limited_by(timings) != "pin" or not _frees(timings, "pin"):
-        return None
-    text = f"Pinning a batch takes {_time(timings.pin or 0)}. Without that, at most "
-    change = "pin_memory=False and penstock.feed(loader)"
-    return _gain("pin-dominates", _freed(timings, "pin"), text, change, is_sure=False)
+    text = f"Pinning a batch takes {_time(timings.pin or 0)}"
+    return _without(timings, "pin", text, "pin_memory=False and penstock.feed(loader)")
 
 
 def copy_dominates(timings: Timings) -> Finding | None:
     """The copy to the device sets the pace, and the loop makes 10 % more turns without it."""
-    if limited_by(timings) != "copy" or not _frees(timings, "copy"):
-        return None
-    text = f"Copying a batch to the device takes {_time(timings.copy or 0)}. Without that, at most "
+    text = f"Copying a batch to the device takes {_time(timings.copy or 0)}"
     change = "penstock.feed(loader), which copies ahead; or narrower types that are widened on the GPU"
-    return _gain("copy-dominates", _freed(timings, "copy"), text, change, is_sure=False)
+    return _without(timings, "copy", text, change)
 
 
 def slow_start(timings: Timings) -> Finding | None:
@@ -420,21 +412,19 @@ class LoaderVerdict:
 def _dominates(timings: Timings, stage: str, text: str, change: str) -> Finding | None:
     seconds = stages(timings)[stage] or 0.0
     share = seconds / max(timings.fetch + timings.collate + (timings.transport or 0), 1e-12)
-    if limited_by(timings) != stage or share < DOMINATES or not _frees(timings, stage):
-        return None
-    text = f"{text} {_time(seconds)} a batch, {100 * share:.0f} % of a process's time for it. Without that, at most "
-    return _gain(f"{stage}-dominates", _freed(timings, stage), text, change, is_sure=False)
+    text = f"{text} {_time(seconds)} a batch, {100 * share:.0f} % of a process's time for it"
+    return None if share < DOMINATES else _without(timings, stage, text, change)
 
 
-def _frees(timings: Timings, stage: str) -> bool:
-    now, without = _freed(timings, stage)
-    return now >= WORTHWHILE * without
-
-
-def _freed(timings: Timings, stage: str) -> tuple[float, float]:
-    """A turn of the loop, and one without this stage."""
+def _without(
+    timings: Timings, stage: str, text: str, change: str, paced_by: tuple[str, ...] | None = None
+) -> Finding | None:
+    """A finding if the stage, or one of `paced_by`, sets the pace, and the loop makes 10 % more turns without it."""
     left = ceilings(timings)[stage]
-    return timings.turn, timings.turn if left is None else left
+    if limited_by(timings) not in (paced_by or (stage,)) or left is None or timings.turn < WORTHWHILE * left:
+        return None
+    turns = timings.turn, left
+    return _gain(f"{stage}-dominates", turns, f"{text}. Without that, at most ", change, is_sure=False)
 
 
 def _gain(name: str, turns: tuple[float, float], text: str, change: str, is_sure: bool = True) -> Finding:

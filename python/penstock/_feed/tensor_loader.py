@@ -24,22 +24,13 @@ class TensorLoader:
             list(zip(tensors.names, tensors.arrays, strict=True)),
             list(tensors.options),
             batch_size=most,
-            shuffle=False,
-            seed=0,
-            drop_last=False,
             batch_sampler=self.rows,
-            rank=0,
-            world_size=1,
             prefetch_depth=prefetch_depth,
-            residency="none",
             # The device reads locked memory. Such memory must not be freed before it is unlocked, and PyTorch frees
             # a tensor's memory when it moves it: into shared memory, say, for a spawned process. There it stays.
             gather="automatic" if all(array.is_shared() for array in tensors.in_memory) else "host",
-            gather_blocks=0,
-            narrow=True,
             data_may_change=True,
             device_budget_bytes=min(engine.memory_bytes for engine in destination.engines),
-            threads=0,
             when_full="fail",
         )
         # Appends the arrays of the next batch, or None at the end of the epoch. False if the tensors are not as they

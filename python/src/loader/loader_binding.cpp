@@ -76,11 +76,12 @@ bool next_into(NativeLoader& self, nb::list made, const TensorWatch* watch) {
 void bind_loader(nb::module_& module) {
   nb::class_<NativeLoader>(module, "NativeLoader", "The C++ loader; use penstock.Loader.")
       .def("__init__", &make_native, nb::arg("destination"), nb::arg("fields"), nb::arg("field_options"),
-           nb::kw_only(), nb::arg("batch_size"), nb::arg("shuffle"), nb::arg("seed"), nb::arg("drop_last"),
-           nb::arg("batch_sampler").none(), nb::arg("rank"), nb::arg("world_size"), nb::arg("prefetch_depth"),
-           nb::arg("residency"), nb::arg("gather"), nb::arg("gather_blocks"), nb::arg("narrow"),
+           nb::kw_only(), nb::arg("batch_size"), nb::arg("shuffle") = false, nb::arg("seed") = 0,
+           nb::arg("drop_last") = false, nb::arg("batch_sampler").none(), nb::arg("rank") = 0,
+           nb::arg("world_size") = 1, nb::arg("prefetch_depth"), nb::arg("residency") = "none",
+           nb::arg("gather"), nb::arg("gather_blocks") = 0, nb::arg("narrow") = true,
            nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
-           nb::arg("threads"), nb::arg("when_full"))
+           nb::arg("threads") = 0, nb::arg("when_full"))
       .def(
           "start_epoch", [](NativeLoader& self, std::uint64_t epoch) { self.loader().start_epoch(epoch); },
           nb::arg("epoch"))
