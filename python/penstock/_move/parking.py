@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _core
@@ -108,44 +108,44 @@ class Parked:
     def _leave(self) -> None:
         began = time.perf_counter()
         found, skipped = self._plan()
-        passages: list[_core.Passage] = []
         try:
-            for part in self._parts:
-                passages.append(part.down())
-            _wait(passages)
+            with _arriving() as passages:
+                for part in self._parts:
+                    passages.append(part.down())
             for part in self._parts:
                 part.empty()
         except BaseException as error:
-            _end(passages)
             self._undo(error)
             raise
         self._has_left(found, skipped, began)
 
     def _come_back(self) -> None:
         began = time.perf_counter()
-        passages: list[_core.Passage] = []
-        try:
+        with self._parked_unless_all_come(), _arriving() as passages:
             for part in self._parts:
                 passages.append(part.up())
-            _wait(passages)
+        self._has_come(began)
+
+    @contextlib.contextmanager
+    def _parked_unless_all_come(self) -> Iterator[None]:
+        """After an error everything is on the host."""
+        try:
+            yield
         except BaseException as error:
-            _end(passages)
             for part in self._parts:
                 part.empty()
             if isinstance(error, OutOfMemory):
                 raise self._no_room(error) from error
             raise
-        self._has_come(began)
 
     def _undo(self, error: BaseException) -> None:
         """After an error while it leaves: what has left comes back."""
-        gone, passages = [part for part in self._parts if part.is_down], []
+        gone = [part for part in self._parts if part.is_down]
         try:
-            for part in gone:
-                passages.append(part.up())
-            _wait(passages)
+            with _arriving() as passages:
+                for part in gone:
+                    passages.append(part.up())
         except BaseException as again:
-            _end(passages)
             for part in gone:
                 part.empty()
             error.parked = self  # type: ignore[attr-defined]
@@ -282,27 +282,21 @@ def _exchange(leaving: Parked, coming: Parked) -> None:
     for part in leaving._parts:
         part.block()  # takes memory of the host before anything is moved
     waiting = list(coming._parts)
-    passages: list[_core.Passage] = []
     room: dict[str, int] = {}
     try:
-        for part in leaving._parts:
-            passages.append(part.down())
-        for part, down in zip(leaving._parts, tuple(passages), strict=True):
-            down.wait()
-            part.empty()
-            room[part.engine.spec] = room.get(part.engine.spec, 0) + part.bytes
-            while waiting and waiting[0].bytes <= room.get(waiting[0].engine.spec, 0):
-                room[waiting[0].engine.spec] -= waiting[0].bytes
-                passages.append(waiting.pop(0).up())
-        passages += [part.up() for part in waiting]
-        _wait(passages)
+        with coming._parked_unless_all_come(), _arriving() as passages:
+            for part in leaving._parts:
+                passages.append(part.down())
+            for part, down in zip(leaving._parts, tuple(passages), strict=True):
+                down.wait()
+                part.empty()
+                room[part.engine.spec] = room.get(part.engine.spec, 0) + part.bytes
+                while waiting and waiting[0].bytes <= room.get(waiting[0].engine.spec, 0):
+                    room[waiting[0].engine.spec] -= waiting[0].bytes
+                    passages.append(waiting.pop(0).up())
+            passages += [part.up() for part in waiting]
     except BaseException as error:
-        _end(passages)
-        for part in coming._parts:
-            part.empty()
         leaving._undo(error)
-        if isinstance(error, OutOfMemory):
-            raise coming._no_room(error) from error
         raise
     leaving._has_left(found, skipped, began)
     coming._has_come(began)
@@ -328,13 +322,16 @@ def _refuse_without_room(parts: list[Part], pinned: bool) -> None:
     raise refused
 
 
-def _wait(passages: Iterable[_core.Passage]) -> None:
-    for passage in passages:
-        passage.wait()
-
-
-def _end(passages: list[_core.Passage]) -> None:
-    """Waits until nothing is on its way any more. What failed has ended."""
-    for passage in passages:
-        with contextlib.suppress(Exception):
+@contextlib.contextmanager
+def _arriving() -> Iterator[list[_core.Passage]]:
+    """Waits at its end until all has arrived; after an error until nothing is on its way any more."""
+    passages: list[_core.Passage] = []
+    try:
+        yield passages
+        for passage in passages:
             passage.wait()
+    except BaseException:
+        for passage in passages:
+            with contextlib.suppress(Exception):  # what failed has ended
+                passage.wait()
+        raise

@@ -47,6 +47,15 @@ bool is_plain_key(PyObject* key) {
   return true;
 }
 
+/// Calls `visit(key, value)`, both borrowed, for each item.
+template <typename Visit>
+void for_each_item(PyObject* dict, const Visit& visit) {
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(dict, &position, &key, &value) != 0) visit(key, value);
+}
+
 /// A dict's key as Python writes it, if that is the same in all processes. Otherwise its type: the address of
 /// an object is another one in each, and code of the user may fail. After `most` characters it is cut.
 std::string name_of_key(PyObject* key, Py_ssize_t most) {
@@ -125,14 +134,11 @@ void Tree::take_dict(PyObject* dict) {
   if (copy == nullptr) throw nb::python_error();
   expect(PyDict_Size(copy));
   nodes_.push_back({Kind::dict, nb::steal(copy), PyDict_Size(copy)});
-  PyObject* key = nullptr;
-  PyObject* value = nullptr;
-  Py_ssize_t position = 0;
-  while (PyDict_Next(copy, &position, &key, &value) != 0) {
+  for_each_item(copy, [&](PyObject* key, PyObject* value) {
     path_.push_back({key, 0});
     take(value, false);
     path_.pop_back();
-  }
+  });
 }
 
 template <typename GetItem>
@@ -271,23 +277,19 @@ void Tree::match_next(nb::object other, std::vector<Place>& places) {
 
 void Tree::match_dict(const Node& node, PyObject* other, std::vector<Place>& places) {
   if (!PyDict_Check(other)) throw InvalidArgument(place() + " is not a dict, as the nest to copy has there.");
-  PyObject* key = nullptr;
-  PyObject* value = nullptr;
-  Py_ssize_t position = 0;
-  while (PyDict_Next(node.object.ptr(), &position, &key, &value) != 0) {
+  for_each_item(node.object.ptr(), [&](PyObject* key, PyObject* /*value*/) {
     path_.push_back({key, 0});
     PyObject* const item = PyDict_GetItemWithError(other, key);  // borrowed
     if (item == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
     if (item == nullptr) throw InvalidArgument(place() + " is missing.");
     match_next(nb::borrow(item), places);
     path_.pop_back();
-  }
-  position = 0;
-  while (PyDict_Next(other, &position, &key, &value) != 0) {
-    if (PyDict_Contains(node.object.ptr(), key) == 1) continue;
+  });
+  for_each_item(other, [&](PyObject* key, PyObject* /*value*/) {
+    if (PyDict_Contains(node.object.ptr(), key) == 1) return;
     path_.push_back({key, 0});
     throw InvalidArgument(place() + " is not in the nest to copy.");
-  }
+  });
 }
 
 std::string Tree::describe() const {
@@ -300,16 +302,14 @@ std::string Tree::describe() const {
 
 void Tree::describe_next(std::string& text, std::size_t& node, std::size_t& leaf) const {
   const Node& here = nodes_[node++];
-  const auto add_all = [&](const char* begin, const char* end, const auto& add_key) {
+  const auto add_all = [&](const char* begin, const char* end) {
     text += begin;
     for (Py_ssize_t i = 0; i < here.children; ++i) {
       if (i > 0) text += ", ";
-      add_key();
       describe_next(text, node, leaf);
     }
     text += end;
   };
-  const auto nothing = [] {};
   switch (here.kind) {
     case Kind::value:
       text += "a value";
@@ -326,21 +326,20 @@ void Tree::describe_next(std::string& text, std::size_t& node, std::size_t& leaf
       describe_next(text, node, leaf);
       text += ')';
       break;
-    case Kind::dict: {
-      Py_ssize_t position = 0;
-      PyObject* key = nullptr;
-      PyObject* value = nullptr;
-      add_all("{", "}", [&] {
-        PyDict_Next(here.object.ptr(), &position, &key, &value);
+    case Kind::dict:
+      text += '{';
+      for_each_item(here.object.ptr(), [&](PyObject* key, PyObject* /*value*/) {
+        if (text.back() != '{') text += ", ";
         text += name_of_key(key, PY_SSIZE_T_MAX) + ": ";
+        describe_next(text, node, leaf);
       });
+      text += '}';
       break;
-    }
     case Kind::list:
-      add_all("[", "]", nothing);
+      add_all("[", "]");
       break;
     case Kind::tuple:
-      add_all("(", ")", nothing);
+      add_all("(", ")");
       break;
   }
 }
@@ -400,6 +399,13 @@ nb::object Tree::build_container(Container& container, std::vector<nb::object>& 
   return container.made;
 }
 
+nb::object Tree::build_items(nb::object made, Py_ssize_t count, int (*set)(PyObject*, Py_ssize_t, PyObject*),
+                             std::vector<nb::object>& results) {
+  if (!made.is_valid()) throw nb::python_error();
+  for (Py_ssize_t i = 0; i < count; ++i) set(made.ptr(), i, build_next(results).release().ptr());
+  return made;
+}
+
 nb::object Tree::build_next(std::vector<nb::object>& results) {
   Node& node = nodes_[next_node_++];
   switch (node.kind) {
@@ -423,32 +429,16 @@ nb::object Tree::build_next(std::vector<nb::object>& results) {
     }
     case Kind::dict: {
       nb::object dict = std::move(node.object);
-      PyObject* key = nullptr;
-      PyObject* value = nullptr;
-      Py_ssize_t position = 0;
-      while (PyDict_Next(dict.ptr(), &position, &key, &value) != 0) {
+      for_each_item(dict.ptr(), [&](PyObject* key, PyObject* /*value*/) {
         const nb::object child = build_next(results);
         if (PyDict_SetItem(dict.ptr(), key, child.ptr()) != 0) throw nb::python_error();
-      }
+      });
       return dict;
     }
-    case Kind::list: {
-      const Py_ssize_t count = node.children;
-      nb::object list = nb::steal(PyList_New(count));
-      if (!list.is_valid()) throw nb::python_error();
-      for (Py_ssize_t i = 0; i < count; ++i)
-        PyList_SetItem(list.ptr(), i, build_next(results).release().ptr());
-      return list;
-    }
-    case Kind::tuple: {
-      const Py_ssize_t count = node.children;
-      nb::object tuple = nb::steal(PyTuple_New(count));
-      if (!tuple.is_valid()) throw nb::python_error();
-      for (Py_ssize_t i = 0; i < count; ++i) {
-        PyTuple_SetItem(tuple.ptr(), i, build_next(results).release().ptr());
-      }
-      return tuple;
-    }
+    case Kind::list:
+      return build_items(nb::steal(PyList_New(node.children)), node.children, PyList_SetItem, results);
+    case Kind::tuple:
+      return build_items(nb::steal(PyTuple_New(node.children)), node.children, PyTuple_SetItem, results);
   }
   return nb::none();
 }

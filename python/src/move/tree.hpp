@@ -88,6 +88,9 @@ class Tree {
   void find_changes();
   [[nodiscard]] bool changes_next(std::size_t& node, bool& is_news);
   [[nodiscard]] nb::object build_next(std::vector<nb::object>& results);
+  [[nodiscard]] nb::object build_items(nb::object made, Py_ssize_t count,
+                                       int (*set)(PyObject*, Py_ssize_t, PyObject*),
+                                       std::vector<nb::object>& results);
   [[nodiscard]] nb::object build_container(Container& container, std::vector<nb::object>& results);
 
   nb::handle expand_;
