@@ -31,7 +31,6 @@ os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 REDUCED_BYTES = 1 << 30
 READ_BYTES = 4 << 20  # that a thread reads at a time
-BOTH_PINNED = "to_device(devices), pinned", "to_device(relayed), pinned"
 ONE_LINK = "`.copy_(non_blocking=True)` to the first alone, pinned"
 LEAST_SHARE_OF_LINKS = 0.95  # of their sum: 1.9 x one link for two
 LEAST_SHARE_OF_REDUCE = 0.97  # beside a relay
@@ -69,12 +68,12 @@ class Bench:
         self.file = os.path.join(self.folder.name, "weights.safetensors")
         penstock.save_safetensors({"weights": self.pageable}, self.file)
 
-    def load(self, device: Any) -> list[Any]:
+    def load(self, *device: str, **more: Any) -> list[Any]:
         """The file, out of the page cache, on each device that receives it."""
         import penstock
 
-        loaded = penstock.load_safetensors(self.file, device)
-        return [each["weights"] for each in (loaded if isinstance(device, list) else [loaded])]
+        loaded = penstock.load_safetensors(self.file, *device, **more)
+        return [each["weights"] for each in (loaded if "group" in more else [loaded])]
 
     def read(self, compare: bool = False) -> list[Any]:
         """The file's bytes into pinned memory, by as many threads as the engines have to fill their slots. Each thread
@@ -115,21 +114,20 @@ class Bench:
     def contenders(self) -> dict[str, Callable[[], list[Any]]]:
         import penstock
 
-        first = self.devices[0]
-        relayed = penstock.relayed(first, self.devices[1:])
+        first, others = self.devices[0], self.devices[1:]
         return {
             "`.copy_(non_blocking=True)` to each, pinned": self.copy_to_each,
             "the same to the first, and NCCL's broadcast": self.copy_and_broadcast,
-            "to_device(devices), pinned": lambda: penstock.to_device(self.pinned, self.devices),
-            "to_device(devices), pageable": lambda: penstock.to_device(self.pageable, self.devices),
+            "to_device(group=), pinned": lambda: penstock.to_device(self.pinned, group=self.devices),
+            "to_device(group=), pageable": lambda: penstock.to_device(self.pageable, group=self.devices),
             ONE_LINK: self.copy_to_first,
             "to_device, to the first alone, pinned": lambda: [penstock.to_device(self.pinned, first)],
             "to_device, to the first alone, pageable": lambda: [penstock.to_device(self.pageable, first)],
-            "to_device(relayed), pinned": lambda: [penstock.to_device(self.pinned, relayed)],
-            "to_device(relayed), pageable": lambda: [penstock.to_device(self.pageable, relayed)],
-            "load_safetensors(devices)": lambda: self.load(self.devices),
+            "to_device(relay=), pinned": lambda: [penstock.to_device(self.pinned, first, relay=others)],
+            "to_device(relay=), pageable": lambda: [penstock.to_device(self.pageable, first, relay=others)],
+            "load_safetensors(group=)": lambda: self.load(group=self.devices),
             "load_safetensors, to the first alone": lambda: self.load(first),
-            "load_safetensors(relayed)": lambda: self.load(relayed),
+            "load_safetensors(relay=)": lambda: self.load(first, relay=others),
             self.reading(): self.read,
         }
 
@@ -139,7 +137,7 @@ class Bench:
     def beside(self, name: str) -> list[str]:
         """A row's rate as a multiple of one link's, the goal, and the share of what threads read, each as text."""
         rate, links = self.rates[name], len(self.devices)
-        goal = LEAST_SHARE_OF_LINKS * links if name in BOTH_PINNED else 0
+        goal = LEAST_SHARE_OF_LINKS * links if name in ("to_device(group=), pinned", "to_device(relay=), pinned") else 0
         ratio = rate / self.rates[ONE_LINK]
         met = "" if not goal else f"{goal:.2f}: {'met' if ratio >= goal else 'not met'}"
         share = f"{rate / self.rates[self.reading()]:.0%}" if name.startswith("load_safetensors") else ""
@@ -224,13 +222,12 @@ class Bench:
     def reduce(self) -> dict[str, tuple[float, float, list[float]]]:
         import penstock
 
-        first = self.devices[0]
-        relayed = penstock.relayed(first, self.devices[1:])
+        first, others = self.devices[0], self.devices[1:]
         return {
             "alone": self.reduce_for(None),
             "beside `to_device` to the first, pinned": self.reduce_for(lambda: penstock.to_device(self.pinned, first)),
-            "beside `to_device(relayed)` to the first, pinned": self.reduce_for(
-                lambda: penstock.to_device(self.pinned, relayed)
+            "beside `to_device(relay=)` to the first, pinned": self.reduce_for(
+                lambda: penstock.to_device(self.pinned, first, relay=others)
             ),
             "alone, again": self.reduce_for(None),
         }

@@ -18,7 +18,7 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
   ProcessGroup
 - equal DataLoaders of as many samples, in order, by feed: each process feeds all of them, and with a ProcessGroup
   (without PyTorch this is left out)
-- the first process alone, by a Loader: over its own link, and relayed over the links of all devices
+- the first process alone, by a Loader: over its own link, and with relay= over the links of all devices
 - on GPUs: an all-reduce of 1 GiB by all processes (NCCL), alone and beside these two Loaders
 - with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
   Accelerate's dispatch_batches=True, in which the first process reads for all
@@ -189,13 +189,14 @@ class Rank:
         import penstock
 
         arguments = self.arguments
+        options = {"shuffle": True, "device": self.device, "threads": arguments.threads}
 
-        def loader_of(device: Any = self.device, **more: Any) -> Any:
-            return penstock.Loader(self.shared, arguments.batch, True, device, tuning=self.tuning(), **more)
+        def loader_of(**more: Any) -> Any:
+            return penstock.Loader(self.shared, arguments.batch, **options, **more)
 
         ways: dict[str, Callable[[], Any]] = {
             "each brings all": lambda: loader_of(rank=0, world_size=1),
-            "once": lambda: loader_of(penstock.ProcessGroup(device=self.device)),
+            "once": lambda: loader_of(group=penstock.ProcessGroup()),
         }
         if self.join_torch():
             ways["the first brings all and broadcasts"] = lambda: Broadcast(
@@ -227,11 +228,11 @@ class Rank:
     def same_tree(self) -> None:
         import penstock
 
-        group = penstock.ProcessGroup(device=self.device)
-        for name, device in {"each brings all": self.device, "once": group}.items():
+        group = penstock.ProcessGroup()
+        for name, more in {"each brings all": {}, "once": {"group": group}}.items():
 
-            def send(device: Any = device) -> Any:
-                return penstock.to_device({"samples": self.samples}, device)["samples"]
+            def send(more: Any = more) -> Any:
+                return penstock.to_device({"samples": self.samples}, self.device, **more)["samples"]
 
             if not np.array_equal(np.asarray(penstock.to_host(send())), self.samples):
                 raise SystemExit(f"a tree for all, {name}: other bytes arrived than memory holds")
@@ -253,11 +254,11 @@ class Rank:
         if self.rank == 0:
             penstock.save_safetensors({"samples": samples}, self.arguments.file)
         self.barrier.wait()
-        group = penstock.ProcessGroup(device=self.device)
-        for name, device in {"each loads all": self.device, "once": group}.items():
+        group = penstock.ProcessGroup()
+        for name, more in {"each loads all": {}, "once": {"group": group}}.items():
 
-            def load(device: Any = device) -> Any:
-                return penstock.load_safetensors(self.arguments.file, device)["samples"]
+            def load(more: Any = more) -> Any:
+                return penstock.load_safetensors(self.arguments.file, self.device, **more)["samples"]
 
             if not np.array_equal(np.asarray(penstock.to_host(load())), samples):
                 raise SystemExit(f"a file for all, {name}: other bytes arrived than memory holds")
@@ -278,8 +279,9 @@ class Rank:
 
         samples = self.first_samples()
         data = DataLoader(tensor_dataset(samples), batch_size=self.arguments.batch)
-        for name, device in {"each feeds all": self.device, "once": penstock.ProcessGroup(device=self.device)}.items():
-            feed = penstock.feed(data, device, sharded=True)
+        ways = {"each feeds all": {"sharded": True}, "once": {"group": penstock.ProcessGroup()}}
+        for name, more in ways.items():
+            feed = penstock.feed(data, self.device, **more)
             numbers = verified((batch for (batch,) in feed), samples, loader_to_host)
             if not np.array_equal(numbers, np.arange(len(samples))):
                 raise SystemExit(f"feeds for all, {name}: not every sample came once, in order")
@@ -295,24 +297,22 @@ class Rank:
             self.together(f"feeds for all, {name}", epochs)
             self.barrier.wait()
 
-    def first_alone(self, device: Any) -> Any:
+    def first_alone(self, **more: Any) -> Any:
         """A Loader of all samples, in the first process; None in the others, whose links idle."""
         import penstock
 
         if self.rank != 0:
             return None
-        options = {"shuffle": True, "device": device, "rank": 0, "world_size": 1}
-        return penstock.Loader(self.shared, self.arguments.batch, **options, tuning=self.tuning())
+        options = {"shuffle": True, "device": self.device, "rank": 0, "world_size": 1}
+        return penstock.Loader(self.shared, self.arguments.batch, **options, tuning=self.tuning(), **more)
 
     def relays(self) -> None:
-        import penstock
-
         if self.is_gpu:
             self.join_torch()
             self.all_reduce("all-reduce, alone", None)
-        relayed = penstock.relayed(self.device, self.arguments.devices[1:])
-        for name, device in {"over its own link": self.device, "over all links": relayed}.items():
-            loader = self.first_alone(device)
+        ways = {"over its own link": {}, "over all links": {"relay": self.arguments.devices[1:]}}
+        for name, more in ways.items():
+            loader = self.first_alone(**more)
             if loader is not None:
                 verified(loader, self.samples, loader_to_host)
 

@@ -255,7 +255,7 @@ def links(name: str) -> Callable[[Any], Cell]:
 
 def all_reduce(part: Any) -> Cell:
     reduced = part["all_reduce"]
-    ours = reduced["beside `to_device(relayed)` to the first, pinned"][0]
+    ours = reduced["beside `to_device(relay=)` to the first, pinned"][0]
     alone = (reduced["alone"][0] + reduced["alone, again"][0]) / 2
     return Cell(f"{ours:.1f} GB/s", f"{alone:.1f} GB/s, {ours / alone:.1%}", ours >= 0.97 * alone)
 
@@ -368,22 +368,22 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
     "gains": (("gains of fixed programs within the doctor's range", "", "8 of 10", gains),),
     "groups": (
         (
-            "all GPUs receive all, `to_device(devices)`",
+            "all GPUs receive all, `to_device(group=)`",
             "one link",
             "95 % of all links",
-            links("to_device(devices), pinned"),
+            links("to_device(group=), pinned"),
         ),
         (
-            "one receives over all links, `to_device(relayed)`",
+            "one receives over all links, `to_device(relay=)`",
             "one link",
             "95 % of all links",
-            links("to_device(relayed), pinned"),
+            links("to_device(relay=), pinned"),
         ),
         ("NCCL's all-reduce beside this relay", "alone", "97 %", all_reduce),
     ),
     "group": (
         (
-            "all GPUs get the same batches, `Loader(devices)`, C++",
+            "all GPUs get the same batches, `Loader(group=)`, C++",
             "the sum of the links",
             "0.95",
             table("Loader of the group: each of them receives", "0.95", "rows"),

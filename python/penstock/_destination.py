@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _core
-from ._engines import engine_for, group_for, neighbours_of, resolve
+from ._engines import engine_for, engines_of, group_for, relays_of, resolve
 from ._errors import InvalidArgument
 from ._process_group import ProcessGroup
 
@@ -23,41 +23,31 @@ class Relayed:
 def relayed(device: Any = "auto", over: Any = "auto") -> Relayed:
     """A device that is fed over the links of others, too: pass it as `device`.
 
-    `over` is a list of other devices, or "auto" for all that reach the memory of `device`: of the GPUs that this
-    process sees, or of the host devices that it has open. "auto" opens all GPUs that this process sees, which costs
-    some hundred MB of memory on each. They may be those of other processes of torchrun, which do nothing.
-
-    The others pull parts of the bytes into buffers of their own, at most 4 chunks of some MiB each, and push them on. A
-    stored profile of the group may say other chunks, at most 8 of 16 MiB. The less room their links have, the less they
-    carry. Nests of less than 1 MiB are not relayed. A neighbour's link is the neighbour's, so nothing is relayed
-    unless this is given.
+    `over` is a list of other devices, or "auto" for all that reach the memory of `device`: see `relay` of `to_device`.
     """
-    if over != "auto":
-        if not _is_list(over):
-            raise InvalidArgument(f"over is a list of devices, such as ['cuda:0', 'cuda:1'], or 'auto', not {over!r}.")
-        over = list(over)
-    return Relayed(device, over)
+    return Relayed(device, over if isinstance(over, str) or not isinstance(over, Iterable) else list(over))
 
 
 class Destination:
     """One device, several that get the same, one to which others relay, or this process's device in a ProcessGroup.
 
-    `device` says which: see `to_device`. Raises InvalidArgument for devices that cannot be in one group.
+    `device` says which; `group` and `relay` are other spellings: see `to_device`. Raises InvalidArgument for devices
+    that cannot be in one group, and for two spellings at once.
     """
 
-    def __init__(self, device: Any = "auto"):
+    def __init__(self, device: Any = "auto", group: Any = None, relay: Any = None):
         #: What `device` takes for the same destination.
-        self.given = device = list(device) if _is_list(device) else device
+        self.given = device = _spelled_once(device, group, relay)
         #: Those of a ProcessGroup, of which each has a device.
         self.processes: ProcessGroup | None = None
         #: True if there is one result for each device, in a list.
         self.together = isinstance(device, list)
         self._relays: list[_core.Engine] = []
-        if isinstance(device, ProcessGroup):
-            self.processes = device
+        if isinstance(device, _OfProcess):
+            self.processes, self.given = device.group, device.group
             self.specs = [resolve(device.device)]
         elif isinstance(device, list):
-            group_for([engine_for(each) for each in device])
+            group_for(engines_of("group", device))
             self.specs = [resolve(each) for each in device]
         elif isinstance(device, Relayed):
             self.specs = [resolve(device.device)]
@@ -116,13 +106,38 @@ class Destination:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfProcess:
+    device: Any
+    group: ProcessGroup
+
+
+def _spelled_once(device: Any, group: Any, relay: Any) -> Any:
+    """A device, a list of devices, Relayed, or _OfProcess."""
+    several = isinstance(device, (Relayed, ProcessGroup)) or _is_list(device)
+    if several and (group is not None or relay is not None):
+        raise InvalidArgument("`device` names all devices here. Leave out group and relay.")
+    if isinstance(device, ProcessGroup):
+        device, group = "auto", device
+    if isinstance(group, ProcessGroup):
+        group.refuse(False, relay)
+        return _OfProcess(device, group)
+    if group is not None:
+        if relay is not None or str(device) != "auto":
+            raise InvalidArgument("group names all devices that receive. Leave out device and relay.")
+        return list(group) if _is_list(group) else engines_of("group", group)
+    if relay is not None:
+        return relayed(device, relay)
+    return list(device) if _is_list(device) else device
+
+
 def _is_list(device: Any) -> bool:
     return isinstance(device, Iterable) and not isinstance(device, str)
 
 
 def _relays_of(engine: _core.Engine, over: Any) -> list[_core.Engine]:
     """Those of other devices, if one of them reaches the memory of `engine`."""
-    others = neighbours_of(engine) if over == "auto" else [engine_for(device) for device in over]
+    others = relays_of(engine, over)
     if others:
         group_for([engine, *others])  # warns of devices that cannot relay
     return others if any(other.reaches(engine) for other in others) else []

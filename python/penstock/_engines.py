@@ -8,10 +8,11 @@ import pathlib
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from . import _core, _others
-from ._errors import Closed, DeviceError
+from ._errors import Closed, DeviceError, InvalidArgument
 
 _engines: dict[str, _core.Engine] = {}
 _groups: dict[tuple[str, ...], _core.Group] = {}
@@ -64,6 +65,13 @@ def engine_of_gpu(index: int) -> _core.Engine:
     return engine_for(f"cuda:{index}")
 
 
+def engines_of(name: str, devices: Any) -> list[_core.Engine]:
+    """The engines of a list of devices. Raises InvalidArgument, with the argument's `name`, for anything else."""
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise InvalidArgument(f"{name} is a list of devices, such as ['cuda:0', 'cuda:1'], not {devices!r}.")
+    return [engine_for(device) for device in devices]
+
+
 def neighbours_of(engine: _core.Engine) -> list[_core.Engine]:
     """The engines of the other devices that reach its memory: of the GPUs that this process sees, all of which are
     opened, or of the host devices that are open."""
@@ -73,6 +81,13 @@ def neighbours_of(engine: _core.Engine) -> list[_core.Engine]:
     else:
         others = [other for other in host_engines() if other is not engine]
     return [other for other in others if other.reaches(engine)]
+
+
+def relays_of(engine: _core.Engine, relay: Any) -> list[_core.Engine]:
+    """The engines of the devices whose links help to fill that of `engine`: none, a list of them, or all ("auto")."""
+    if relay is None:
+        return []
+    return neighbours_of(engine) if relay == "auto" else engines_of("relay", relay)
 
 
 def group_for(engines: list[_core.Engine]) -> _core.Group:

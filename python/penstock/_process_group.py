@@ -19,7 +19,7 @@ class ProcessGroup:
     parallelism. Each writes::
 
         group = penstock.ProcessGroup()
-        loader = penstock.Loader(data, batch_size=256, shuffle=True, seed=1, device=group)
+        loader = penstock.Loader(data, batch_size=256, shuffle=True, seed=1, group=group)
 
     Each brings its part of a batch over its own link, and copies the parts of the others from their GPUs' memory. The
     parts are in proportion to the rates that `penstock link` measured for each GPU. They are equal if one was not
@@ -33,8 +33,7 @@ class ProcessGroup:
     each with its own samples, pass the Loader `rank`, the number of the group, and `world_size`, the number of groups.
     `rank` and `processes`: this process's place in the group, and their number, if neither torch.distributed nor
     torchrun says so. `name`: a name, if the processes do not make their Loaders in the same order. `job`: as in
-    SharedDataset. `timeout`: seconds that a process waits for another that lives and does not do its part. `device`:
-    this process's, as in `to_device`.
+    SharedDataset. `timeout`: seconds that a process waits for another that lives and does not do its part.
 
     Raises InvalidArgument if this process is not one of `ranks`, and if ranks or job are not known.
     """
@@ -48,9 +47,7 @@ class ProcessGroup:
         name: str = "group",
         job: str | None = None,
         timeout: float = 600,
-        device: Any = "auto",
     ):
-        self.device = device
         if rank is not None or processes is not None:
             if ranks is not None or rank is None or processes is None:
                 raise InvalidArgument("Pass `ranks`, or both `rank` and `processes`.")
@@ -84,8 +81,10 @@ class ProcessGroup:
         """This process's place where the processes meet to make a Loader, or to transfer something."""
         return _core.Destination.rank(engine, self._board)
 
-    def refuse_shares(self, distributed: bool) -> None:
-        """Raises InvalidArgument if a Loader is to share out the samples among processes that need the same ones."""
+    def refuse(self, distributed: bool, relay: Any) -> None:
+        """Raises InvalidArgument for arguments of a Loader that do not fit a group."""
+        if relay is not None:
+            raise InvalidArgument("A ProcessGroup uses the links of its processes' devices. Leave out relay.")
         if distributed and self.size > 1:
             raise InvalidArgument(
                 "distributed=True shares out the samples among all processes, and those of a group need the same ones. "

@@ -54,7 +54,7 @@ def back():
 
 def group():
     x, names = [np.zeros(1 << 20, np.float32)], ["host:1,link=1", "host:2,link=1"]
-    return lambda: penstock.to_device(x, device=names)
+    return lambda: penstock.to_device(x, group=names)
 
 
 def load():

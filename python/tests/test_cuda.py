@@ -284,13 +284,13 @@ path = Path(sys.argv[1]) / "weights.safetensors"
 penstock.save_safetensors({"weights": tensor}, path)
 both = ["cuda:0", "cuda:1"]
 sent = {
-    "group": penstock.to_device(tensor, device=both),
-    "group, pinned": penstock.to_device(tensor.pin_memory(), device=both),
-    "relay": [penstock.to_device(tensor, penstock.relayed("cuda:0", ["cuda:1"]))],
-    "weights of a group": [each["weights"] for each in penstock.load_safetensors(path, device=both)],
-    "weights by a relay": [penstock.load_safetensors(path, penstock.relayed("cuda:1", ["cuda:0"]))["weights"]],
+    "group": penstock.to_device(tensor, group=both),
+    "group, pinned": penstock.to_device(tensor.pin_memory(), group=both),
+    "relay": [penstock.to_device(tensor, "cuda:0", relay=["cuda:1"])],
+    "weights of a group": [each["weights"] for each in penstock.load_safetensors(path, group=both)],
+    "weights by a relay": [penstock.load_safetensors(path, "cuda:1", relay=["cuda:0"])["weights"]],
 }
-(sent["feed"],) = penstock.feed(DataLoader([tensor], batch_size=None), device=both)
+(sent["feed"],) = penstock.feed(DataLoader([tensor], batch_size=None), group=both)
 for name, tensors in sent.items():
     for each in tensors:
         assert torch.equal(each.cpu(), tensor), (name, each.device)

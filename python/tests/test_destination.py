@@ -92,6 +92,13 @@ def test_a_relayed_feed_says_what_its_links_carry(tensors):
     assert FIRST in plain.describe()[-1] and SECOND in plain.describe()[-1]
 
 
+def test_other_spellings_are_the_same(tensors):
+    for device, others in [(BOTH, {"group": BOTH}), (RELAYED, {"device": FIRST, "relay": [SECOND]})]:
+        loader, other = penstock.Loader(tensors, 4, device=device), penstock.Loader(tensors, 4, **others)
+        assert (loader.device, loader.devices) == (other.device, other.devices)
+        assert loader.describe()[:-1] == other.describe()[:-1]
+
+
 @pytest.mark.parametrize("device", [BOTH, RELAYED], ids=["list", "relayed"])
 def test_a_pickled_one_goes_to_the_same_place(device, tensors):
     loader = penstock.Loader(tensors, 4, device=device)
@@ -101,11 +108,20 @@ def test_a_pickled_one_goes_to_the_same_place(device, tensors):
     assert again.state_dict() == loader.state_dict()
     fed = penstock.feed(DataLoader(TensorDataset(tensors["y"]), batch_size=4), device)
     again = pickle.loads(pickle.dumps(fed))
-    assert (again.device, again.devices) == (fed.device, fed.devices)
+    assert (again.device, again.devices, again.group) == (fed.device, fed.devices, fed.group)
     assert same(list(again), list(fed))
 
 
-def test_what_has_no_meaning_is_refused(tensors):
+def test_two_spellings_at_once_are_refused(tensors):
+    loader = DataLoader(TensorDataset(tensors["y"]), batch_size=4)
+    for device in BOTH, RELAYED, alone():
+        for others in {"group": BOTH}, {"relay": [SECOND]}:
+            with pytest.raises(penstock.InvalidArgument, match="Leave out group and relay"):
+                penstock.to_device(tensors, device, **others)
+            with pytest.raises(penstock.InvalidArgument, match="Leave out group and relay"):
+                penstock.Loader(tensors, 4, device=device, **others)
+        with pytest.raises(penstock.InvalidArgument, match="Leave out group and relay"):
+            penstock.feed(loader, device, group=BOTH)
     with pytest.raises(penstock.InvalidArgument, match="needs a device"):
         penstock.to_device(tensors, [])
     with pytest.raises(penstock.InvalidArgument, match="list of devices"):

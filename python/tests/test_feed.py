@@ -580,7 +580,7 @@ def test_a_feed_shows_what_it_is():
     assert repr(penstock.feed(tensors, "host", resumable=True)) == (
         "<penstock.feed of a DataLoader of a TensorDataset on host, prefetch_depth=2, resumable=True>"
     )
-    assert "on host and host:late=1" in repr(penstock.feed(tensors, device=["host", "host:late=1"]))
+    assert "on host and host:late=1" in repr(penstock.feed(tensors, group=["host", "host:late=1"]))
 
 
 class FedInWorker(IterableDataset):

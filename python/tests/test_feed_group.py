@@ -74,7 +74,7 @@ def test_batches_and_random_states_are_the_loaders(group, name):
     make = native_tests.LOADERS[name]
 
     def natively(loader):
-        fed = penstock.feed(loader, device=group)
+        fed = penstock.feed(loader, group=group)
         assert fed.describe()[0] == native_tests.NATIVELY
         return OfOne(fed)
 
@@ -87,7 +87,7 @@ def test_batches_and_random_states_are_the_loaders(group, name):
 @pytest.mark.parametrize("name", native_tests.ODD)
 def test_what_is_no_row_is_made_in_the_ordinary_way(group, name):
     loader = DataLoader(TensorDataset(*native_tests.tensors()), batch_size=3, sampler=native_tests.ODD[name])
-    ours = native_tests.outcomes(OfOne(penstock.feed(loader, device=group)))
+    ours = native_tests.outcomes(OfOne(penstock.feed(loader, group=group)))
     theirs = native_tests.outcomes(penstock.feed(loader, "host", native=False))
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
@@ -109,14 +109,14 @@ def test_a_dict_of_tensors_is_a_dict_on_each_device(group):
         def __getitem__(self, i):
             return {"x": self.x[i], "twice": self.x[i] * 2}
 
-    fed = penstock.feed(DataLoader(Rows(), batch_size=4), device=group)
+    fed = penstock.feed(DataLoader(Rows(), batch_size=4), group=group)
     assert fed.describe()[0] == native_tests.NATIVELY
     assert same([copied(batch) for batch in fed], list(DataLoader(Rows(), batch_size=4)))
 
 
 def test_an_epoch_gives_what_the_tensors_hold_when_it_begins(group):
     x = torch.zeros(40, 600)
-    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device=group)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), group=group)
     for epoch in range(6):
         x[:] = epoch
         for taken, batch in enumerate(fed):
@@ -128,7 +128,7 @@ def test_an_epoch_gives_what_the_tensors_hold_when_it_begins(group):
 
 def test_what_changes_meanwhile_is_then_read_in_the_ordinary_way(group):
     x = torch.zeros(40, 600)
-    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device=group)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), group=group)
     iterator = iter(fed)
     next(iterator)
     x[:] = 7
@@ -138,14 +138,14 @@ def test_what_changes_meanwhile_is_then_read_in_the_ordinary_way(group):
 
 def test_native_batches_may_be_kept(group):
     x = torch.rand(97, 31)
-    kept = list(penstock.feed(DataLoader(TensorDataset(x), batch_size=8), device=group))
+    kept = list(penstock.feed(DataLoader(TensorDataset(x), batch_size=8), group=group))
     for device in range(len(group)):
         assert torch.equal(torch.cat([batch[device][0] for batch in kept]), x)
 
 
 def test_iterators_side_by_side(group):
     x = torch.arange(60)
-    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=7), device=group)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=7), group=group)
     first = iter(fed)
     got = [next(first) for _ in range(2)]
     second = iter(fed)
@@ -167,7 +167,7 @@ def test_goes_on_where_a_state_was_taken(group, kind):
             loader = DataLoader(dataset, batch_size=7, shuffle=True)
         else:
             loader = DataLoader(dataset, batch_size=7, sampler=penstock.Sampler(dataset, shuffle=True, seed=4))
-        return penstock.feed(loader, device=group, resumable=True)
+        return penstock.feed(loader, group=group, resumable=True)
 
     fed = make()
     iterator = iter(fed)
@@ -183,7 +183,7 @@ def test_goes_on_where_a_state_was_taken(group, kind):
 def test_signals_lose_no_batch():
     x = torch.rand(40, 60_000)
     group = ["host:14,link=0.01,peer=1", "host:15,link=0.01,peer=1"]
-    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4, sampler=native_tests.Slow(40)), device=group)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4, sampler=native_tests.Slow(40)), group=group)
     got, count, _ = taken_amid_alarms(fed, copied)
     native_tests.same(got, [[rows] for rows in x.split(4)])
     assert count > 0
@@ -192,7 +192,7 @@ def test_signals_lose_no_batch():
 
 def test_each_byte_crosses_one_link():
     x = torch.randint(0, 255, (1000, 400), dtype=torch.uint8)
-    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=10), device=GROUPS["plain"])
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=10), group=GROUPS["plain"])
     assert len(fed) == 100
     for _ in fed:
         pass
@@ -220,14 +220,14 @@ def nests(random):
 def test_any_iterable_gives_its_batches(group, random):
     given = nests(random)
     for depth in 0, 2:
-        fed = penstock.feed(given, prefetch_depth=depth, device=group)
+        fed = penstock.feed(given, prefetch_depth=depth, group=group)
         for _ in range(2):
             assert same([copied(batch) for batch in fed], given)
 
 
 def test_large_batches_cross_one_link(random):
     given = [torch.from_numpy(random.integers(0, 256, LARGE, np.uint8)) for _ in range(6)]
-    fed = penstock.feed(given, device=["host:12,memory=300MiB", "host:13,memory=300MiB"])
+    fed = penstock.feed(given, group=["host:12,memory=300MiB", "host:13,memory=300MiB"])
     assert same([copied(batch) for batch in fed], given)
     figures = fed.stats()
     assert (figures.batches, figures.link_bytes) == (6, 6 * LARGE)
@@ -237,21 +237,21 @@ def test_large_batches_cross_one_link(random):
     assert sum(carried) == 6 * LARGE
     with pytest.raises(penstock.InvalidArgument, match="the loader makes"):
         fed.device_stats()
-    small = penstock.feed([torch.arange(10)], device=["host:12,memory=300MiB", "host:13,memory=300MiB"])
+    small = penstock.feed([torch.arange(10)], group=["host:12,memory=300MiB", "host:13,memory=300MiB"])
     assert len(list(small)) == 1
     assert small.stats().link_bytes == 2 * 80, "each device gets small batches over its own link"
 
 
 def test_devices_that_do_not_reach_each_other_pull_for_themselves(random):
     given = [torch.from_numpy(random.integers(0, 256, LARGE, np.uint8)) for _ in range(3)]
-    fed = penstock.feed(given, device=["host:12", "host:13,late=1"])
+    fed = penstock.feed(given, group=["host:12", "host:13,late=1"])
     assert same([copied(batch) for batch in fed], given)
     assert fed.stats().link_bytes == 2 * 3 * LARGE
 
 
 def test_batches_may_be_kept_and_the_loop_left(group, random):
     given = nests(random)
-    fed = penstock.feed(given, device=group)
+    fed = penstock.feed(given, group=group)
     for _ in range(3):
         kept = list(itertools.islice(fed, 3))
     assert same([part for batch in kept for part in batch], [nest for nest in given[:3] for _ in group])
@@ -273,7 +273,7 @@ def test_an_error_comes_in_the_place_of_its_batch(group):
                 raise StopIteration
             return torch.full((10,), float(self.count))
 
-    iterator = iter(penstock.feed(Failing(), device=group))
+    iterator = iter(penstock.feed(Failing(), group=group))
     got = [copied(next(iterator)) for _ in range(2)]
     with pytest.raises(ValueError, match="the third one"):
         next(iterator)
@@ -284,7 +284,7 @@ def test_an_error_comes_in_the_place_of_its_batch(group):
 def test_a_device_without_memory_is_an_error_in_the_place_of_the_batch(random):
     sizes = [1000, 40 << 20, 2000, LARGE]
     given = [torch.from_numpy(random.integers(0, 256, size, np.uint8)) for size in sizes]
-    fed = penstock.feed(given, device=["host:14,memory=300MiB", "host:15,memory=30MiB"], prefetch_depth=0)
+    fed = penstock.feed(given, group=["host:14,memory=300MiB", "host:15,memory=30MiB"], prefetch_depth=0)
     iterator = iter(fed)
     assert same(copied(next(iterator)), given[0])
     with pytest.raises(penstock.OutOfMemory, match="host:15"):
@@ -304,7 +304,7 @@ class Moving:
 
 def test_what_moves_itself_moves_to_each_device(group):
     large = torch.zeros(LARGE, dtype=torch.uint8)
-    for first, *others in penstock.feed([[Moving(1), large], [Moving(2)]], device=group):
+    for first, *others in penstock.feed([[Moving(1), large], [Moving(2)]], group=group):
         assert all(other[0] is not first[0] and other[0].data == first[0].data for other in others)
 
 
@@ -322,7 +322,7 @@ def test_workers_batches_are_those_of_the_loader(group, persistent):
     loader = make()
     expected = [list(loader) for _ in range(2)]
     torch.manual_seed(3)
-    fed = penstock.feed(make(), device=group)
+    fed = penstock.feed(make(), group=group)
     assert same([[copied(batch) for batch in fed] for _ in range(2)], expected)
     assert worker_loaders.SHARED in fed.describe()
 
@@ -331,7 +331,7 @@ def test_workers_batches_are_those_of_the_loader(group, persistent):
 def test_workers_batches_that_are_kept_stay_as_they_are(group, large):
     dataset = worker_loaders.Tensors(24, *((600_000,) if large else (16, 33)))
     loader = DataLoader(dataset, batch_size=3, num_workers=2)
-    fed = penstock.feed(loader, device=group)
+    fed = penstock.feed(loader, group=group)
     list(fed)  # slots have room from here on
     kept = list(fed)
     assert same([part for batch in kept for part in batch], [batch for batch in loader for _ in group])
@@ -339,7 +339,7 @@ def test_workers_batches_that_are_kept_stay_as_they_are(group, large):
 
 def test_a_loop_over_workers_may_be_left(group):
     loader = DataLoader(worker_loaders.Tensors(60, 40_000), batch_size=10, num_workers=2)
-    fed = penstock.feed(loader, device=group)
+    fed = penstock.feed(loader, group=group)
     for taken in 1, 3, 2:
         for batch, expected in zip(itertools.islice(fed, taken), loader, strict=False):
             assert same(copied(batch), expected)
@@ -348,7 +348,7 @@ def test_a_loop_over_workers_may_be_left(group):
 
 def test_an_exception_of_a_worker_has_its_traceback(group):
     loader = DataLoader(worker_loaders.Failing(), batch_size=10, num_workers=2)
-    iterator = iter(penstock.feed(loader, device=group))
+    iterator = iter(penstock.feed(loader, group=group))
     got = [copied(next(iterator)) for _ in range(2)]
     with pytest.raises(ValueError, match="sample 25 is broken") as caught:
         next(iterator)
@@ -360,7 +360,7 @@ def test_an_exception_of_a_worker_has_its_traceback(group):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as in test_worker_faults.py
 def test_a_worker_that_is_killed_is_an_error(group):
     loader = DataLoader(worker_loaders.Tensors(60), batch_size=5, num_workers=1)
-    fed = penstock.feed(loader, device=group)
+    fed = penstock.feed(loader, group=group)
     iterator = iter(fed)
     next(iterator)
     with pytest.raises(RuntimeError, match=r"DataLoader worker"):
@@ -375,16 +375,16 @@ def test_a_worker_that_is_killed_is_an_error(group):
 
 
 def test_a_pickled_feed_has_its_group(group):
-    fed = penstock.feed(DataLoader(TensorDataset(torch.arange(10)), batch_size=5), prefetch_depth=3, device=iter(group))
+    fed = penstock.feed(DataLoader(TensorDataset(torch.arange(10)), batch_size=5), prefetch_depth=3, group=iter(group))
     again = pickle.loads(pickle.dumps(fed))
-    assert (again.devices, again.prefetch_depth) == (group, 3)
+    assert (again.group, again.devices, again.prefetch_depth) == (group, group, 3)
     assert same([copied(batch) for batch in again], [copied(batch) for batch in fed])
 
 
 def test_nothing_is_left_of_a_feed(group):
     def left(native):
         x = torch.rand(400, 300)
-        fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=20), device=group, native=native)
+        fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=20), group=group, native=native)
         batch = next(iter(fed))
         return weakref.ref(x), weakref.ref(fed), weakref.ref(batch[0][0]), weakref.ref(batch[-1][0])
 
@@ -401,8 +401,13 @@ def test_nothing_is_left_of_a_feed(group):
 
 def test_refuses_what_has_no_meaning():
     loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=5)
-    for device, words in ([], "needs a device"), (["host:14", "host:14"], "twice"):
+    for arguments, words in [
+        ({"group": "host:14"}, "list of devices"),
+        ({"group": []}, "needs a device"),
+        ({"group": ["host:14", "host:14"]}, "twice"),
+        ({"group": GROUPS["plain"], "device": "host"}, "Leave out device"),
+    ]:
         with pytest.raises(penstock.InvalidArgument, match=words):
-            penstock.feed(loader, device)
+            penstock.feed(loader, **arguments)
     with pytest.raises(penstock.InvalidArgument, match="one device"):
         penstock.feed(loader, device="host").device_stats()

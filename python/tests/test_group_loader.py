@@ -44,7 +44,7 @@ def copies_of(loader):
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 5}, {"drop_last": True}, {"to": "float32"}])
 def test_each_device_gets_the_batches_of_a_loader_on_one(group, data, options):
-    loader = penstock.Loader(data, 16, device=group, **options)
+    loader = penstock.Loader(data, 16, group=group, **options)
     alone = penstock.Loader(data, 16, device="host", **options)
     assert len(loader) == len(alone)
     assert loader.devices == group
@@ -58,14 +58,14 @@ def test_each_device_gets_the_batches_of_a_loader_on_one(group, data, options):
 
 
 def test_each_device_has_memory_of_its_own(group, data):
-    for first, *others in penstock.Loader(data, 16, device=group):
+    for first, *others in penstock.Loader(data, 16, group=group):
         kept = penstock.to_host(others[-1])
         first["images"].zero_()
         assert same(penstock.to_host(others[-1]), kept)
 
 
 def test_goes_on_where_a_state_was_taken(group, data):
-    loader = penstock.Loader(data, 16, shuffle=True, device=group)
+    loader = penstock.Loader(data, 16, shuffle=True, group=group)
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
@@ -88,7 +88,7 @@ def loader_at(loader, state):
 
 
 def test_an_epoch_may_be_left_early(group, data):
-    loader = penstock.Loader(data, 8, shuffle=True, device=group)
+    loader = penstock.Loader(data, 8, shuffle=True, group=group)
     for _ in range(3):
         for devices in loader:
             assert len(devices) == len(group)
@@ -99,7 +99,7 @@ def test_an_epoch_may_be_left_early(group, data):
 
 
 def test_batches_may_be_kept(group, data):
-    loader = penstock.Loader(data, 16, device=group)
+    loader = penstock.Loader(data, 16, group=group)
     kept = list(loader)
     whole = [torch.cat([devices[i]["images"] for devices in kept]) for i in range(len(group))]
     assert all(torch.equal(one, data["images"]) for one in whole)
@@ -107,7 +107,7 @@ def test_batches_may_be_kept(group, data):
 
 def test_each_byte_crosses_one_link(data):
     group = GROUPS["plain"]
-    loader = penstock.Loader({"images": data["images"]}, 10, device=group, tuning=penstock.Tuning(gather="host"))
+    loader = penstock.Loader({"images": data["images"]}, 10, group=group, tuning=penstock.Tuning(gather="host"))
     copies_of(loader)
     carried = [account.link_bytes for account in loader.device_stats()]
     assert "batches" in repr(loader.device_stats()[0])
@@ -128,7 +128,7 @@ def test_a_device_gets_the_batches_of_a_loader_over_all_links(group, data, optio
     alone = penstock.Loader(data, 16, device="host", **options)
     expected = [[penstock.to_host(batch) for batch in alone] for _ in range(2)]
     for relay in "auto", group[1:]:
-        loader = penstock.Loader(data, 16, device=penstock.relayed(group[0], relay), **options)
+        loader = penstock.Loader(data, 16, device=group[0], relay=relay, **options)
         assert loader.device == group[0]
         assert loader.devices[0] == group[0]
         assert set(group) <= set(loader.devices)
@@ -143,7 +143,7 @@ def test_a_device_gets_the_batches_of_a_loader_over_all_links(group, data, optio
 
 
 def test_a_relay_goes_on_where_a_state_was_taken(group, data):
-    loader = penstock.Loader(data, 16, shuffle=True, device=penstock.relayed(group[-1], iter(group[:-1])))
+    loader = penstock.Loader(data, 16, shuffle=True, device=group[-1], relay=iter(group[:-1]))
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
@@ -160,9 +160,9 @@ def test_a_relay_goes_on_where_a_state_was_taken(group, data):
 @pytest.mark.parametrize("receives", ["all", "one"])
 def test_a_sampler_chooses_the_samples(group, data, receives):
     sampler = torch.utils.data.WeightedRandomSampler(torch.arange(1.0, SAMPLES + 1), 70)
-    device = group if receives == "all" else penstock.relayed(group[0], group[1:])
+    arguments = {"group": group} if receives == "all" else {"device": group[0], "relay": group[1:]}
     for options in {"sampler": sampler}, {"batch_sampler": [[3, 3, 3], [0], [100, 5]], "batch_size": 3}:
-        loader = penstock.Loader(data, **{"batch_size": 16, **options}, device=device)
+        loader = penstock.Loader(data, **{"batch_size": 16, **options}, **arguments)
         alone = penstock.Loader(data, **{"batch_size": 16, **options}, device="host")
         for _ in range(2):
             given = []
@@ -177,14 +177,14 @@ def test_a_sampler_chooses_the_samples(group, data, receives):
 
 
 def test_batches_over_all_links_may_be_kept(group, data):
-    kept = list(penstock.Loader(data, 16, device=penstock.relayed(group[0], group[1:])))
+    kept = list(penstock.Loader(data, 16, device=group[0], relay=group[1:]))
     assert torch.equal(torch.cat([batch["images"] for batch in kept]), data["images"])
 
 
 def test_each_link_of_a_relay_carries_a_part(data):
     first, second = GROUPS["plain"]
     loader = penstock.Loader(
-        {"images": data["images"]}, 10, device=penstock.relayed(first, [second]), tuning=penstock.Tuning(gather="host")
+        {"images": data["images"]}, 10, device=first, relay=[second], tuning=penstock.Tuning(gather="host")
     )
     assert sum(len(batch["images"]) for batch in loader) == SAMPLES
     carried = [account.link_bytes for account in loader.device_stats()]
@@ -194,18 +194,22 @@ def test_each_link_of_a_relay_carries_a_part(data):
     assert loader.stats().samples == SAMPLES
     links = loader.describe()[-1]
     assert first in links and second in links
-    alone = penstock.Loader(data, 10, device=penstock.relayed(first, []))
+    alone = penstock.Loader(data, 10, device=first, relay=[])
     assert alone.devices == [first]
     assert len(alone.describe()) == 2
 
 
 def test_refuses_what_has_no_meaning(data):
-    for device, options, words in [
-        ([], {}, "needs a device"),
-        (["host:7", "host:7"], {}, "twice"),
-        (GROUPS["plain"], {"sampler": range(10), "shuffle": True}, "leave out shuffle"),
-        (penstock.relayed("host:7", ["host:7"]), {}, "twice"),
-        (penstock.relayed("host:7", ["host:8"]), {"residency": "all"}, "leave out the residency"),
+    for arguments, words in [
+        ({"group": "host:7"}, "list of devices"),
+        ({"group": []}, "needs a device"),
+        ({"group": ["host:7", "host:7"]}, "twice"),
+        ({"group": GROUPS["plain"], "device": "host"}, "Leave out device"),
+        ({"group": GROUPS["plain"], "sampler": range(10), "shuffle": True}, "leave out shuffle"),
+        ({"group": GROUPS["plain"], "relay": "auto"}, "Leave out device and relay"),
+        ({"device": "host:7", "relay": "host:8"}, "list of devices"),
+        ({"device": "host:7", "relay": ["host:7"]}, "twice"),
+        ({"device": "host:7", "relay": ["host:8"], "residency": "all"}, "leave out the residency"),
     ]:
         with pytest.raises(penstock.InvalidArgument, match=words):
-            penstock.Loader(data, 16, device=device, **options)
+            penstock.Loader(data, 16, **arguments)

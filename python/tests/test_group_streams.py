@@ -31,7 +31,7 @@ def test_gpus_receive_together():
     sent = nest()
     for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
         driver.delay_work(late, SOON_NS)
-        there = penstock.to_device(sent, device=GPUS)
+        there = penstock.to_device(sent, group=GPUS)
         for device, arrays in enumerate(there):
             assert [array.__dlpack_device__() for array in arrays] == [(2, device)] * 3
             assert same(arrays, sent)
@@ -43,7 +43,7 @@ def test_a_gpu_receives_over_the_link_of_another():
     sent = nest()
     driver.delay_work("cuMemcpyDtoDAsync", SOON_NS)
     for relay in ["cuda:1"], "auto":
-        there = penstock.to_device(sent, penstock.relayed("cuda:0", relay))
+        there = penstock.to_device(sent, "cuda:0", relay=relay)
         assert [array.__dlpack_device__() for array in there] == [(2, 0)] * 3
         assert same(there, sent)
 
@@ -54,7 +54,7 @@ def test_a_relay_comes_after_the_work_that_reads_its_memory():
     driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
     with stand_in_torch.current(stream):
         for array in sent:
-            there = penstock.to_device(array, penstock.relayed("cuda:0", ["cuda:1"]))
+            there = penstock.to_device(array, "cuda:0", relay=["cuda:1"])
             read.append(driver.read(stream, there.address, LARGE))
     assert [reading.bytes() for reading in read] == [array.tobytes() for array in sent]
 
@@ -65,7 +65,7 @@ def test_a_loader_feeds_a_gpu_over_the_link_of_another():
     for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
         for relay in ["cuda:1"], "auto":
             loader = penstock.Loader(
-                data, 16, device=penstock.relayed("cuda:0", relay), tuning=penstock.Tuning(gather="host", narrow=False)
+                data, 16, device="cuda:0", relay=relay, tuning=penstock.Tuning(gather="host", narrow=False)
             )
             assert (loader.device, loader.devices) == ("cuda:0", GPUS)
             driver.delay_work(late, SOON_NS)
@@ -81,7 +81,7 @@ def test_batches_over_two_links_are_there_for_the_current_stream():
     stream, data, read = driver.stream(), random_bytes(8 * LARGE).reshape(8, LARGE), []
     driver.delay_work("cuMemcpyDtoDAsync", SOON_NS)
     with stand_in_torch.current(stream):
-        for batch in penstock.Loader(data, 2, device=penstock.relayed("cuda:0", ["cuda:1"])):
+        for batch in penstock.Loader(data, 2, device="cuda:0", relay=["cuda:1"]):
             read.append(driver.read(stream, batch.address, 2 * LARGE))
     assert b"".join(reading.bytes() for reading in read) == data.tobytes()
 
@@ -91,7 +91,7 @@ def test_a_loader_of_a_gpu_that_no_other_reaches_has_one_link():
     driver.set_peer_access(0)
     data = random_bytes(64 * 100).reshape(64, 100)
     for relay in ["cuda:0"], "auto":
-        loader = penstock.Loader(data, 16, device=penstock.relayed("cuda:1", relay))
+        loader = penstock.Loader(data, 16, device="cuda:1", relay=relay)
         assert loader.devices == ["cuda:1"]
         assert np.array_equal(np.concatenate([penstock.to_host(batch) for batch in loader]), data)
         with pytest.raises(penstock.InvalidArgument, match="its own link"):
@@ -101,7 +101,7 @@ def test_a_loader_of_a_gpu_that_no_other_reaches_has_one_link():
 @over_the_fake_driver
 def test_a_loader_raises_what_a_gpu_that_relays_raises_and_goes_on():
     data = random_bytes(64 * 5000).reshape(64, 5000)
-    loader = penstock.Loader(data, 4, device=penstock.relayed("cuda:0", ["cuda:1"]))
+    loader = penstock.Loader(data, 4, device="cuda:0", relay=["cuda:1"])
     iterator = iter(loader)
     next(iterator)
     driver.fail("cuMemcpyDtoDAsync", 1, 700)
@@ -119,9 +119,9 @@ def test_weights_come_to_one_gpu_or_to_all(tmp_path):
     for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
         driver.delay_work(late, SOON_NS)
         for loaded in [
-            *penstock.load_safetensors(path, device=GPUS),
-            penstock.load_safetensors(path, penstock.relayed("cuda:0", ["cuda:1"])),
-            penstock.load_safetensors(path, penstock.relayed("cuda:0", "auto")),
+            *penstock.load_safetensors(path, group=GPUS),
+            penstock.load_safetensors(path, "cuda:0", relay=["cuda:1"]),
+            penstock.load_safetensors(path, "cuda:0", relay="auto"),
         ]:
             assert penstock.to_host(loaded["w"]).tobytes() == data
         driver.reset()
@@ -134,7 +134,7 @@ def test_weights_come_after_the_work_that_reads_their_memory(tmp_path):
     driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
     with stand_in_torch.current(stream):
         for path in paths:
-            there = penstock.load_safetensors(path, penstock.relayed("cuda:0", ["cuda:1"]))
+            there = penstock.load_safetensors(path, "cuda:0", relay=["cuda:1"])
             read.append(driver.read(stream, there["w"].address, LARGE))
             del there
     assert [reading.bytes() for reading in read] == sent
@@ -145,7 +145,7 @@ def test_a_feed_gives_all_gpus_each_batch():
     sent = [nest() for _ in range(5)] + [[random_bytes(10)]]
     for late in "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync":
         driver.delay_work(late, SOON_NS)
-        fed = penstock.feed(sent, device=GPUS)
+        fed = penstock.feed(sent, group=GPUS)
         for batch, one in zip(fed, sent, strict=True):
             for device, arrays in enumerate(batch):
                 assert all(array.__dlpack_device__() == (2, device) for array in arrays)
@@ -157,7 +157,7 @@ def test_a_feed_gives_all_gpus_each_batch():
 @over_the_fake_driver
 def test_a_failure_of_one_gpu_comes_in_the_place_of_its_batch():
     sent = [nest() for _ in range(6)]
-    iterator = iter(penstock.feed(sent, device=GPUS, prefetch_depth=0))
+    iterator = iter(penstock.feed(sent, group=GPUS, prefetch_depth=0))
     assert all(same(arrays, sent[0]) for arrays in next(iterator))
     driver.fail("cuMemcpyDtoDAsync", 1, 700)
     with pytest.raises(penstock.DeviceError, match="cuMemcpyDtoDAsync"):
@@ -177,16 +177,16 @@ def test_gpus_without_a_link_between_them_pull_for_themselves():
     destination = _core.Destination.group(group_for(engines), relays=False)
     flights = destination.send(sent, [expander_for(engine) for engine in engines])
     assert all(same(flight.land(), sent) for flight in flights)
-    assert same(penstock.to_device(sent, penstock.relayed("cuda:0", "auto")), sent)
+    assert same(penstock.to_device(sent, "cuda:0", relay="auto"), sent)
     assert driver.calls("cuMemcpyDtoDAsync") == copies
 
 
 @over_the_fake_driver
 def test_a_failure_of_one_gpu_is_raised():
     sent = nest()
-    assert all(same(arrays, sent) for arrays in penstock.to_device(sent, device=GPUS))
+    assert all(same(arrays, sent) for arrays in penstock.to_device(sent, group=GPUS))
     driver.fail("cuMemcpyDtoDAsync", 1, 700)
     with pytest.raises(penstock.DeviceError, match="cuMemcpyDtoDAsync"):
-        penstock.to_device(sent, device=GPUS)
+        penstock.to_device(sent, group=GPUS)
     driver.reset()
-    assert all(same(arrays, sent) for arrays in penstock.to_device(sent, device=GPUS))
+    assert all(same(arrays, sent) for arrays in penstock.to_device(sent, group=GPUS))

@@ -833,10 +833,10 @@ def test_programs(program, status):
 # Links so slow that the host waits for most batches for an eighth of a second.
 SLOW = ",link=0.01"
 SIGNALLED = {
-    "one": lambda link: f"host:13{link}",
-    "group": lambda link: [f"host:13{link}", f"host:14{link}"],
-    "relay": lambda link: penstock.relayed(f"host:13{link}", [f"host:14{link}"]),
-    "process": lambda link: penstock.ProcessGroup(rank=0, processes=1, device=f"host:13{link}"),
+    "one": lambda link: {"device": f"host:13{link}"},
+    "group": lambda link: {"group": [f"host:13{link}", f"host:14{link}"]},
+    "relay": lambda link: {"device": f"host:13{link}", "relay": [f"host:14{link}"]},
+    "process": lambda link: {"device": f"host:13{link}", "group": penstock.ProcessGroup(rank=0, processes=1)},
 }
 
 
@@ -844,7 +844,7 @@ SIGNALLED = {
 def test_a_signal_while_the_host_waits_for_a_batch_loses_none(kind):
     """Nor does that batch come after the loader went elsewhere."""
     x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(80_000, np.float32)
-    loader = penstock.Loader(x, 4, residency="none", device=SIGNALLED[kind](SLOW))
+    loader = penstock.Loader(x, 4, residency="none", **SIGNALLED[kind](SLOW))
 
     def first(batch):
         return int((batch[0] if kind == "group" else batch)[0, 0])
@@ -879,7 +879,7 @@ def test_a_signal_while_the_host_waits_for_a_batch_loses_none(kind):
 def test_a_signals_handler_sees_the_place_of_what_the_program_has(kind):
     """While the loader waits for a batch that the program does not have yet."""
     x = np.arange(20, dtype=np.float32)[:, None] + np.zeros(80_000, np.float32)
-    loader = penstock.Loader(x, 4, residency="none", device=SIGNALLED[kind](SLOW))
+    loader = penstock.Loader(x, 4, residency="none", **SIGNALLED[kind](SLOW))
     given, seen = 0, []
 
     def look(_, frame):
@@ -923,7 +923,7 @@ def plain(batch, kind):
 @pytest.mark.parametrize("kind", SIGNALLED)
 def test_ctrl_c_at_any_moment_loses_no_batch(kind):
     """The state is always that after the batches that were handed out."""
-    loader = penstock.Loader(np.arange(11), 3, device=SIGNALLED[kind](""))
+    loader = penstock.Loader(np.arange(11), 3, **SIGNALLED[kind](""))
     for when in range(1000):  # of which every one is tried
         iterator = iter(loader)
         given, came = interrupted(iterator, kind, when)
@@ -939,7 +939,7 @@ def test_ctrl_c_at_any_moment_loses_no_batch(kind):
 
 @pytest.mark.parametrize("kind", SIGNALLED)
 def test_ctrl_c_at_any_moment_leaves_none_to_others(kind):
-    loader = penstock.Loader(np.arange(11), 3, device=SIGNALLED[kind](""))
+    loader = penstock.Loader(np.arange(11), 3, **SIGNALLED[kind](""))
     beginning, came, when = loader.state_dict(), True, -1
     while came:
         when += 1
@@ -956,7 +956,7 @@ def test_ctrl_c_at_any_moment_leaves_none_to_others(kind):
 @pytest.mark.parametrize("kind", SIGNALLED)
 def test_signals_at_random_moments_lose_no_batch(kind):
     """Also while arrays are made: that runs Python code in a mode of PyTorch."""
-    loader = penstock.Loader({name: np.arange(4000) for name in "xyz"}, 2, device=SIGNALLED[kind](""))
+    loader = penstock.Loader({name: np.arange(4000) for name in "xyz"}, 2, **SIGNALLED[kind](""))
 
     def kept(batch):
         return (batch[0] if kind == "group" else batch)["x"].tolist()

@@ -52,8 +52,8 @@ def run_all(text, ranks, tmp_path, device="host:{rank}", patience=PATIENCE_S, **
 
 
 SAME_BATCHES = """
-group = penstock.ProcessGroup(device=DEVICE)
-loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=group)
+group = penstock.ProcessGroup()
+loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=DEVICE, group=group)
 good, epochs = True, alone()
 for epoch in range(3):
     batches = [copied(batch) for batch in loader]
@@ -148,7 +148,7 @@ def test_each_process_may_see_its_own_gpu_alone(over_visible):
 def test_two_processes_on_one_gpu_are_refused_whatever_its_numbers(over_visible):
     text = """
     try:
-        penstock.Loader(DATA, 16, device=penstock.ProcessGroup(device=f"cuda:{1 - rank}"))
+        penstock.Loader(DATA, 16, device=f"cuda:{1 - rank}", group=penstock.ProcessGroup())
     except penstock.InvalidArgument as error:
         answer(said=str(error))
     """
@@ -160,16 +160,16 @@ def test_two_processes_on_one_gpu_are_refused_whatever_its_numbers(over_visible)
 def test_gpus_that_a_process_does_not_see_do_not_relay(over_visible):
     text = """
     sent = np.random.default_rng(3).integers(0, 256, 9 << 20, np.uint8)
-    loader = penstock.Loader(DATA, 16, device=penstock.relayed("cuda:0", "auto"))
+    loader = penstock.Loader(DATA, 16, device="cuda:0", relay="auto")
     batches, _ = taken(loader)
     refused = []
-    for call in (lambda: penstock.to_device(sent, penstock.relayed("cuda:0", ["cuda:1"])),
-                 lambda: penstock.Loader(DATA, 16, device=penstock.relayed("cuda:0", ["cuda:1"]))):
+    for call in (lambda: penstock.to_device(sent, "cuda:0", relay=["cuda:1"]),
+                 lambda: penstock.Loader(DATA, 16, device="cuda:0", relay=["cuda:1"])):
         try:
             call()
         except penstock.InvalidArgument as error:
             refused.append(str(error))
-    there = penstock.to_device(sent, penstock.relayed("cuda:0", "auto"))
+    there = penstock.to_device(sent, "cuda:0", relay="auto")
     good = bool(np.array_equal(penstock.to_host(there), sent))
     answer(good=good, batches=batches, devices=loader.devices, refused=refused)
     """
@@ -183,8 +183,8 @@ def test_gpus_that_a_process_does_not_see_do_not_relay(over_visible):
 
 def test_a_group_has_several_loaders(tmp_path):
     text = """
-    group = penstock.ProcessGroup(device=DEVICE)
-    first, second = (penstock.Loader(DATA, 16, seed=seed, shuffle=True, device=group) for seed in (1, 2))
+    group = penstock.ProcessGroup()
+    first, second = (penstock.Loader(DATA, 16, seed=seed, shuffle=True, device=DEVICE, group=group) for seed in (1, 2))
     seen = [int(batch["x"].astype(np.int64).sum()) for pair in zip(first, second) for batch in pair]
     first.close()
     second.close()
@@ -199,9 +199,9 @@ def test_a_group_has_several_loaders(tmp_path):
 def test_groups_beside_each_other_share_out_the_samples(tmp_path):
     text = """
     number = rank // 2
-    group = penstock.ProcessGroup([2 * number, 2 * number + 1], device=DEVICE)
+    group = penstock.ProcessGroup([2 * number, 2 * number + 1])
     options = dict(rank=number, world_size=2)
-    loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=group, **options)
+    loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=DEVICE, group=group, **options)
     batches = [copied(batch) for batch in loader]
     expected = [{n: np.array(a) for n, a in b.items()} for b in penstock.Loader(
         DATA, 16, shuffle=True, seed=5, device="host:9", **options)]
@@ -221,8 +221,8 @@ def test_a_group_of_torch_distributed(tmp_path):
     import torch
     torch.distributed.init_process_group("gloo")
     both = torch.distributed.new_group([1, 0])
-    group = penstock.ProcessGroup(both, device=DEVICE)
-    loader = penstock.Loader({"x": torch.arange(100)}, 8, shuffle=True, device=group)
+    group = penstock.ProcessGroup(both)
+    loader = penstock.Loader({"x": torch.arange(100)}, 8, shuffle=True, device=DEVICE, group=group)
     total = 0
     for batch in loader:
         x = batch["x"].clone()
@@ -240,7 +240,7 @@ def test_a_group_of_torch_distributed(tmp_path):
 @KILLED
 def test_a_killed_rank_is_named_and_nothing_is_left(ranks, device, tmp_path):
     text = """
-    loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=penstock.ProcessGroup(device=DEVICE))
+    loader = penstock.Loader(DATA, 16, shuffle=True, seed=5, device=DEVICE, group=penstock.ProcessGroup())
     print("started", flush=True, file=sys.stderr)
     right, said, expected = True, "", iter([])
     try:
@@ -265,7 +265,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout(tmp_path):
         wait_for("said")
     else:
         try:
-            penstock.Loader(DATA, 16, device=penstock.ProcessGroup(timeout=1, device=DEVICE))
+            penstock.Loader(DATA, 16, device=DEVICE, group=penstock.ProcessGroup(timeout=1))
         except penstock.Error as error:
             said = str(error)
         tell("said")
@@ -281,8 +281,8 @@ def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(device, t
     made, said = False, ""
     together("here")
     try:
-        group = penstock.ProcessGroup(timeout=600 if rank else SECONDS, device=DEVICE)
-        loader = penstock.Loader(DATA, 16, device=group)
+        group = penstock.ProcessGroup(timeout=600 if rank else SECONDS)
+        loader = penstock.Loader(DATA, 16, device=DEVICE, group=group)
         made = True
         if rank == 0:
             for batch in loader:
@@ -307,7 +307,7 @@ def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(device, t
 @DEVICES
 def test_a_rank_that_closes_early_is_named(device, tmp_path):
     text = """
-    loader = penstock.Loader(DATA, 16, device=penstock.ProcessGroup(device=DEVICE))
+    loader = penstock.Loader(DATA, 16, device=DEVICE, group=penstock.ProcessGroup())
     said, batches = "", 0
     try:
         for batch in loader:
@@ -328,7 +328,7 @@ def test_a_rank_that_closes_early_is_named(device, tmp_path):
 def test_other_options_are_refused(tmp_path):
     text = """
     try:
-        penstock.Loader(DATA, 16, seed=rank, device=penstock.ProcessGroup(device=DEVICE))
+        penstock.Loader(DATA, 16, seed=rank, device=DEVICE, group=penstock.ProcessGroup())
     except penstock.InvalidArgument as error:
         answer(said=str(error))
     """
@@ -343,7 +343,7 @@ def test_ctrl_c_is_heard_while_others_are_waited_for(tmp_path):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background leaves it ignored
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:
-        penstock.Loader(DATA, 16, device=penstock.ProcessGroup(rank=0, processes=2, device=DEVICE))
+        penstock.Loader(DATA, 16, device=DEVICE, group=penstock.ProcessGroup(rank=0, processes=2))
     except KeyboardInterrupt:
         answer(heard=True)
     """
@@ -375,7 +375,9 @@ def test_a_group_knows_its_place(ranks_of_torchrun, monkeypatch):
     with pytest.raises(TypeError, match="pickled"):
         pickle.dumps(group)
     with pytest.raises(penstock.InvalidArgument, match="distributed=True shares out"):
-        penstock.Loader(np.zeros((4, 2)), device=group, distributed=True)
+        penstock.Loader(np.zeros((4, 2)), group=group, distributed=True)
+    with pytest.raises(penstock.InvalidArgument, match="Leave out relay"):
+        penstock.Loader(np.zeros((4, 2)), group=group, relay="auto")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(penstock.InvalidArgument, match="on one host"):
         penstock.ProcessGroup()
@@ -385,7 +387,7 @@ def test_a_group_outside_torchrun_is_told_its_place(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(penstock.InvalidArgument, match="torchrun"):
         penstock.ProcessGroup()
-    loader = penstock.Loader(np.arange(10), 5, device=penstock.ProcessGroup(rank=0, processes=1, device="host:6"))
+    loader = penstock.Loader(np.arange(10), 5, device="host:6", group=penstock.ProcessGroup(rank=0, processes=1))
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert "the group is one process" in loader.describe()[0]
 
@@ -415,11 +417,11 @@ def feed_all(text, ranks, tmp_path, device="host:{rank}", **more):
 
 
 FEEDS = """
-group = penstock.ProcessGroup(device=DEVICE)
+group = penstock.ProcessGroup()
 good = True
 for options in ({}, {"num_workers": 2}, {"drop_last": True, "batch_size": 7}, {"batch_size": 1}):
     torch.manual_seed(6)
-    fed = penstock.feed(loader_of(**options), device=group)
+    fed = penstock.feed(loader_of(**options), device=DEVICE, group=group)
     epochs, states = [], []
     for most in (None, 3, None, None):
         epochs.append([])
@@ -459,7 +461,7 @@ def test_feeds_whose_samplers_differ_are_refused_in_the_place_of_the_batch(devic
     pytest.importorskip("torch")
     text = """
     torch.manual_seed(rank)
-    fed = penstock.feed(loader_of(), device=penstock.ProcessGroup(device=DEVICE))
+    fed = penstock.feed(loader_of(), device=DEVICE, group=penstock.ProcessGroup())
     batches, said = taken(fed)
     torch.manual_seed(7)  # and again together
     good = alike([kept(batch) for batch in fed], loader_with(7))
@@ -481,7 +483,7 @@ def test_feeds_of_which_one_has_fewer_batches_are_refused_at_its_end(device, tmp
             return iter(range(64 if rank == 1 else 96))
         def __len__(self):
             return 96
-    fed = penstock.feed(loader_of(shuffle=False, sampler=Some()), device=penstock.ProcessGroup(device=DEVICE))
+    fed = penstock.feed(loader_of(shuffle=False, sampler=Some()), device=DEVICE, group=penstock.ProcessGroup())
     batches, said = taken(fed)
     answer(batches=batches, said=said)
     """
@@ -494,7 +496,7 @@ def test_feeds_of_which_one_has_fewer_batches_are_refused_at_its_end(device, tmp
 def test_a_feed_that_leaves_early_keeps_nobody_waiting_and_one_that_goes_on_alone_is_named(device, tmp_path):
     pytest.importorskip("torch")
     text = """
-    fed = penstock.feed(loader_of(shuffle=False), device=penstock.ProcessGroup(device=DEVICE))
+    fed = penstock.feed(loader_of(shuffle=False), device=DEVICE, group=penstock.ProcessGroup())
     x = fed.dataset.tensors[0] if rank == 1 else None
     taken, said = 0, ""
     try:
@@ -533,7 +535,7 @@ def test_a_sampler_that_raises_in_one_process_is_an_error_in_all(device, tmp_pat
             yield from range(40, 203)
         def __len__(self):
             return 203
-    fed = penstock.feed(loader_of(shuffle=False, sampler=Fails()), device=penstock.ProcessGroup(device=DEVICE))
+    fed = penstock.feed(loader_of(shuffle=False, sampler=Fails()), device=DEVICE, group=penstock.ProcessGroup())
     batches, said = taken(fed)
     answer(batches=batches, said=said)
     """
@@ -547,7 +549,7 @@ def test_a_sampler_that_raises_in_one_process_is_an_error_in_all(device, tmp_pat
 def test_a_killed_rank_of_a_feed_is_named_and_nothing_is_left(ranks, device, tmp_path):
     pytest.importorskip("torch")
     text = """
-    fed = penstock.feed(loader_of(shuffle=False), device=penstock.ProcessGroup(device=DEVICE))
+    fed = penstock.feed(loader_of(shuffle=False), device=DEVICE, group=penstock.ProcessGroup())
     wanted, right, said = list(loader_of(shuffle=False)), True, ""
     try:
         while right:
@@ -569,19 +571,19 @@ def test_what_a_feed_of_processes_cannot_gather_is_refused(monkeypatch):
     from torch.utils.data import DataLoader, TensorDataset
 
     monkeypatch.delenv("RANK", raising=False)
-    group = penstock.ProcessGroup(rank=0, processes=1, device="host:6")
+    group = penstock.ProcessGroup(rank=0, processes=1)
     x = torch.arange(40)
 
     def refused(match, loader=None, **options):
         loader = DataLoader(TensorDataset(x), batch_size=4) if loader is None else loader
         with pytest.raises(penstock.InvalidArgument, match=match):
-            penstock.feed(loader, device=group, **options)
+            penstock.feed(loader, device="host:6", group=group, **options)
 
     refused("and not a DataLoader itself.*Loader", [x])
     refused("makes the samples itself", DataLoader(list(range(10)), batch_size=2))
     refused("native=False", native=False)
     refused("prefetch_depth is 0", prefetch_depth=0)
-    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device=group)
+    fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4), device="host:6", group=group)
     assert fed.describe()[-1] == "the processes have not met yet"
     first = iter(fed)
     next(first)
@@ -601,13 +603,13 @@ def test_what_a_feed_of_processes_cannot_gather_is_refused(monkeypatch):
 def test_loaders_of_processes_take_samplers_that_agree(device, tmp_path):
     text = """
     order = np.random.default_rng(3).permutation(203)
-    group = penstock.ProcessGroup(device=DEVICE)
-    loader = penstock.Loader(DATA, 16, sampler=order, device=group)
+    group = penstock.ProcessGroup()
+    loader = penstock.Loader(DATA, 16, sampler=order, device=DEVICE, group=group)
     good = True
     for _ in range(2):
         seen = np.concatenate([copied(batch)["x"] for batch in loader])
         good = good and np.array_equal(seen, DATA["x"][order])
-    other = penstock.Loader(DATA, 16, sampler=np.roll(order, rank), device=group)
+    other = penstock.Loader(DATA, 16, sampler=np.roll(order, rank), device=DEVICE, group=group)
     _, said = taken(other)
     answer(good=bool(good), said=said)
     """

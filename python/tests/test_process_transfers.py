@@ -32,7 +32,7 @@ def same(a, b):
 def random_bytes(seed, bytes):
     return np.random.default_rng(seed).integers(0, 256, bytes, np.uint8)
 def send(tree, group=None, **options):
-    return penstock.to_device(tree, group or penstock.ProcessGroup(device=DEVICE), **options)
+    return penstock.to_device(tree, DEVICE, group=group or penstock.ProcessGroup(), **options)
 def refusal(call):
     try:
         call()
@@ -68,7 +68,7 @@ except ImportError:
 class Pair:
     left: object
     right: object
-group = penstock.ProcessGroup(device=DEVICE)
+group = penstock.ProcessGroup()
 large = random_bytes(1, 41 << 20)  # several times the ring
 tree = {
     "large": large,
@@ -95,7 +95,7 @@ for each in (tree, many, tree, {"few": large[:99]}, [], tree["large"], 5):
         good.append(there["wide"].shape == tree["wide"].shape)
         if torch is not None:
             good.append(there["transposed"].stride() == tree["transposed"].stride())
-loader = penstock.Loader({"x": np.arange(100)}, 8, device=group)
+loader = penstock.Loader({"x": np.arange(100)}, 8, device=DEVICE, group=group)
 for number, batch in enumerate(loader):
     if number == 3:
         good.append(bool(same(on_host(send(many, group)), many)))
@@ -122,7 +122,7 @@ def test_gpus_of_several_processes(tmp_path):
         pytest.skip("PENSTOCK_FAKE_DRIVER is not set")
     library = fake_driver.folder().name
     text = """
-    group = penstock.ProcessGroup(device=DEVICE)
+    group = penstock.ProcessGroup()
     tree = {"a": random_bytes(1, 9 << 20), "b": [random_bytes(2, 3 << 20).view(np.int16), np.arange(5.0)]}
     good = [same(penstock.to_host(send(tree, group)), tree) for _ in range(3)]
     answer(good=[bool(each) for each in good])
@@ -148,7 +148,7 @@ OTHERS = {
 def test_trees_that_differ_are_refused_in_all_ranks(tmp_path):
     text = "\n".join(
         [
-            "group = penstock.ProcessGroup(device=DEVICE)",
+            "group = penstock.ProcessGroup()",
             "said = {}",
             *(f"said[{name!r}] = refusal(lambda: send({tree}, group))" for name, tree in OTHERS.items()),
             "said['alike'] = refusal(lambda: send([np.zeros(3), (None, 'x' * rank)], group))",
@@ -174,7 +174,7 @@ def test_trees_that_differ_are_refused_in_all_ranks(tmp_path):
 @KILLED
 def test_a_killed_rank_is_named(ranks, device, tmp_path):
     text = """
-    group = penstock.ProcessGroup(device=DEVICE)
+    group = penstock.ProcessGroup()
     tree = {"large": random_bytes(1, 24 << 20), "small": random_bytes(2, 5000)}
     there, said, calls, right = [], "", 0, True
     try:
@@ -195,11 +195,11 @@ def test_a_killed_rank_is_named(ranks, device, tmp_path):
 @KILLED
 def test_a_rank_that_is_killed_as_weights_are_loaded_is_named(ranks, device, tmp_path):
     text = """
-    group = penstock.ProcessGroup(device=DEVICE)
+    group = penstock.ProcessGroup()
     wanted, said, right = penstock.load_safetensors(FILE, "host:9"), "", True
     try:
         while right:
-            right = same(on_host(penstock.load_safetensors(FILE, group)), wanted)
+            right = same(on_host(penstock.load_safetensors(FILE, DEVICE, group=group)), wanted)
             print("loaded", flush=True, file=sys.stderr)
     except penstock.Error as error:
         said = str(error)
@@ -217,7 +217,7 @@ def test_a_rank_that_is_killed_as_weights_are_loaded_is_named(ranks, device, tmp
 def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(tmp_path):
     text = """
     sent, said = False, ""
-    group = penstock.ProcessGroup(timeout=600 if rank else SECONDS, device=DEVICE)
+    group = penstock.ProcessGroup(timeout=600 if rank else SECONDS)
     tree = [random_bytes(1, 2 << 20)]
     together("here")
     try:
@@ -245,7 +245,7 @@ def test_ctrl_c_is_heard_and_the_others_learn_it(tmp_path):
     text = """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background leaves it ignored
     import threading
-    group = penstock.ProcessGroup(timeout=60, device=DEVICE)
+    group = penstock.ProcessGroup(timeout=60)
     tree = [random_bytes(1, 2 << 20)]
     send(tree, group)
     if rank == 0:
@@ -278,7 +278,7 @@ def test_an_error_of_any_text_reaches_the_others(tmp_path):
     class Silent(Exception):
         def __str__(self):
             raise ValueError
-    group = penstock.ProcessGroup(timeout=60, device=DEVICE)
+    group = penstock.ProcessGroup(timeout=60)
     said = []
     for error in (ValueError("no \\udcff"), Silent(), KeyError()):
         try:
@@ -286,7 +286,7 @@ def test_an_error_of_any_text_reaches_the_others(tmp_path):
         except Exception as caught:
             said.append("its own" if caught is error else str(caught))
     try:
-        penstock.load_safetensors("nowhere\\udcff" if rank else FILE, group)
+        penstock.load_safetensors("nowhere\\udcff" if rank else FILE, DEVICE, group=group)
     except Exception as caught:
         said.append(str(caught))
     answer(said=said)
@@ -304,7 +304,7 @@ def test_keys_of_any_type(tmp_path):
     class Loud:
         def __repr__(self):
             raise ValueError
-    group = penstock.ProcessGroup(timeout=60, device=DEVICE)
+    group = penstock.ProcessGroup(timeout=60)
     array = random_bytes(1, 2 << 20)
     tree = {object(): array, Loud(): array[:7], 10**5000: 1, ("a", 1): array[:8], (object(),): 5}
     tree["x" * 50_000] = [array[:1]]
@@ -317,9 +317,9 @@ def test_keys_of_any_type(tmp_path):
 
 
 WEIGHTS = """
-group = penstock.ProcessGroup(device=DEVICE)
+group = penstock.ProcessGroup()
 def load(files, **options):
-    return penstock.load_safetensors(files, group, **options)
+    return penstock.load_safetensors(files, DEVICE, group=group, **options)
 good, paths = [], sorted(os.path.join(FOLDER, name) for name in os.listdir(FOLDER))
 alone = penstock.load_safetensors(paths, "host:9")
 for names in (None, None, ["w3", "w0"], ["small"], []):
@@ -356,10 +356,13 @@ def test_weights_are_loaded_in_all_ranks(ranks, tmp_path):
         assert ("it failed: " in said["missing"]) == (rank == 0)
 
 
-def test_a_group_of_one_process(monkeypatch):
+def test_a_group_of_one_process_and_what_is_refused(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    group = penstock.ProcessGroup(rank=0, processes=1, device="host:6")
+    group = penstock.ProcessGroup(rank=0, processes=1)
     tree = {"x": np.arange(300_000), "y": 5}
-    there = penstock.to_device(tree, group)
+    there = penstock.to_device(tree, "host:6", group=group)
     assert there["y"] == 5
     assert (there["x"] == tree["x"]).all()
+    for call in (penstock.to_device, penstock.load_safetensors):
+        with pytest.raises(penstock.InvalidArgument, match="Leave out relay"):
+            call("a", "host:6", group=group, relay="auto")

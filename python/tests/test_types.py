@@ -18,9 +18,9 @@ fed = penstock.feed(pairs, "cuda", prefetch_depth=3, sharded=True)
 for x, y in fed:
     reveal_type(x)  # int
     reveal_type(y)  # str
-for batch in penstock.feed(loader, resumable=True):
+for batch in penstock.feed(loader, group=None, resumable=True):
     reveal_type(batch)  # Any
-for each in penstock.feed(pairs, device=["cuda:0", "cuda:1"]):
+for each in penstock.feed(pairs, group=["cuda:0", "cuda:1"]):
     reveal_type(each)  # list[tuple[int, str]]
 reveal_type(penstock.feed(fed))  # penstock._feed.wrapper.Feed[tuple[int, str]]
 reveal_type(len(fed))  # int

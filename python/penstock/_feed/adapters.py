@@ -90,10 +90,10 @@ class Prepared(Posing):
         """The device to which Accelerate moves the batches."""
         return _others.device_of_prepared(self.loader)
 
-    def _set_destination(self: Any, device: Any) -> None:
-        destination = Destination(device)
+    def _set_destination(self: Any, device: Any, group: Any) -> None:
+        destination = Destination(device, group)
         if not destination.is_one_device:
-            raise InvalidArgument("Accelerate moves the batches of this loader to one device: leave `device` out.")
+            raise InvalidArgument("Accelerate moves the batches of this loader to one device: leave group out.")
         wanted, given = destination.name, self.device
         if given is not None:
             theirs = resolve(given)

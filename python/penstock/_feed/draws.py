@@ -162,7 +162,7 @@ class Rest:
 def not_for_processes(why: str) -> InvalidArgument:
     return InvalidArgument(
         f"A feed of a ProcessGroup gathers the samples natively, and cannot: {why}. Feed a plain DataLoader of a "
-        "TensorDataset, or use Loader(data, device=group). Otherwise let each process feed its own share, and gather "
+        "TensorDataset, or use Loader(data, group=...). Otherwise let each process feed its own share, and gather "
         "them with torch.distributed."
     )
 

@@ -11,6 +11,7 @@ from .. import _core, _others
 from .._checks import attribute, exists, whole
 from .._destination import Destination
 from .._errors import InvalidArgument
+from .._process_group import ProcessGroup
 from .._statistics import FeedStatistics
 from .adapters import kind_of
 from .resume import TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
@@ -23,14 +24,15 @@ Batch = TypeVar("Batch")
 @overload
 def feed(
     loader: Iterable[Batch],
-    device: list[Any] | tuple[Any, ...],
+    device: Any = "auto",
     prefetch_depth: int = 2,
     *,
     sharded: bool = False,
     native: bool = True,
     resumable: bool = False,
     pictures: bool = False,
-) -> Feed[list[Batch]]: ...
+    group: ProcessGroup | None = None,
+) -> Feed[Batch]: ...
 @overload
 def feed(
     loader: Iterable[Batch],
@@ -41,7 +43,8 @@ def feed(
     native: bool = True,
     resumable: bool = False,
     pictures: bool = False,
-) -> Feed[Batch]: ...
+    group: Iterable[Any],
+) -> Feed[list[Batch]]: ...
 def feed(
     loader: Iterable[Any],
     device: Any = "auto",
@@ -51,6 +54,7 @@ def feed(
     native: bool = True,
     resumable: bool = False,
     pictures: bool = False,
+    group: Any = None,
 ) -> Feed[Any]:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
@@ -106,7 +110,7 @@ def feed(
     gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch, or all of
     it if the devices do not reach each other's memory. It is then an InvalidArgument if samples cannot be gathered
     natively, and an Error if the samplers differ. With `penstock.relayed("cuda:0", over=["cuda:1"])`, the links of
-    other devices help to feed one.
+    other devices help to feed one. `group` is another spelling of a list or a ProcessGroup.
 
     All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
     handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
@@ -143,9 +147,9 @@ class Feed(Generic[Batch]):
         self.prefetch_depth = whole("prefetch_depth", prefetch_depth, 0, what="a number of batches")
         _others.refuse_what_gives_no_batches(loader)
         self.loader = loader
-        for name in self._options:
+        for name in self._options.keys() - {"group"}:
             setattr(self, name, bool(options.get(name, self._options[name])))
-        self._set_destination(device)
+        self._set_destination(device, options.get("group"))
         self._order = self._find_order()
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
@@ -159,9 +163,14 @@ class Feed(Generic[Batch]):
     def _unwrapped(loader: Any) -> Any:
         return loader.__dict__["loader"] if issubclass(type(loader), Feed) else loader
 
-    def _set_destination(self, device: Any) -> None:
-        self._destination = destination = Destination(device)
+    def _set_destination(self, device: Any, group: Any) -> None:
+        self._destination = destination = Destination(device, group)
         self.device, self.devices = destination.name, destination.specs
+
+    @property
+    def group(self) -> Any:
+        """The devices that all get each batch, or the ProcessGroup; None for one device."""
+        return self._destination.specs if self._destination.together else self._destination.processes
 
     def _find_order(self) -> Any:
         """What keeps this feed's place; None if its loader does, or nobody. Raises InvalidArgument if nobody can and
@@ -223,7 +232,7 @@ class Feed(Generic[Batch]):
         return again, (self.loader, device, self.prefetch_depth)
 
     def _chosen(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._options}
+        return {name: getattr(self, name) for name in self._options if name != "group"}
 
     def __repr__(self) -> str:
         dataset = attribute(self.loader, "dataset")

@@ -68,6 +68,8 @@ class Loader:
       batch into buffers of their own, and give way if others use their wires. A neighbour's link is the neighbour's, so
       nothing is relayed unless this is given. `over="auto"` opens all GPUs that this process sees. Takes no
       `residency`.
+    - `group`, `relay`: other spellings of `device`. `group` is a list of devices or a ProcessGroup, and `relay` is
+      `over`.
     - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
       WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
       the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
@@ -102,6 +104,8 @@ class Loader:
         shuffle: bool = False,
         device: Any = "auto",
         *,
+        group: Any = None,
+        relay: Any = None,
         sampler: Any = None,
         batch_sampler: Any = None,
         to: Any = None,
@@ -135,11 +139,11 @@ class Loader:
             **dict(prefetch_depth=prefetch_depth, residency=residency, device_budget_bytes=device_budget_bytes),
             **dict(tuning=tuning, sampler=sampler, batch_sampler=batch_sampler),
         }
-        self._destination = destination = Destination(device)
+        self._destination = destination = Destination(device, group, relay)
         self._arguments["device"] = destination.given
         processes = destination.processes
         if processes is not None:
-            processes.refuse_shares(distributed)
+            processes.refuse(distributed, None)
         together = destination.together
         self._build = (lambda each: [fields.build(arrays) for arrays in each]) if together else fields.build
         self._shares = rank is not None or world_size is not None or distributed or processes is not None

@@ -16,7 +16,7 @@ def expander_for(engine: _core.Engine) -> Expander:
     return Expander(f"cuda:{engine.index}" if engine.is_cuda else "cpu", sends=True)
 
 
-def to_device(tree: Any, device: Any = "auto") -> Any:
+def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any = None) -> Any:
     """Copy the arrays in a nest to a device, in as few transfers as possible.
 
     `tree` is any nest of dict, list, tuple, named tuple, dataclass, other containers, or a registered type, around
@@ -32,26 +32,33 @@ def to_device(tree: Any, device: Any = "auto") -> Any:
     arrays. When the call returns, the sources may be changed. Arrays of one call share their memory, which is freed
     with the last of them.
 
-    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. Raises InvalidArgument for an unknown
-    device, TypeError (with the place) for arrays that cannot be sent, OutOfMemory, DeviceError.
+    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. A list of devices, a ProcessGroup, or
+    `penstock.relayed("cuda:0", over=["cuda:1"])` is the same as `group` and `relay`. Raises InvalidArgument for an
+    unknown device, TypeError (with the place) for arrays that cannot be sent, OutOfMemory, DeviceError.
 
-    Or `device` is a list of devices. Each receives the whole nest, and the result is a list of nests, one for each
-    device. The devices are GPUs only, or host devices only. Each pulls a part of the bytes over its own link, and
-    pushes it on to the others, so that all links are used and each byte is read once. Devices that do not reach each
-    other's memory pull all bytes themselves, and a warning in the log `penstock` names them. If a device fails, the
-    call raises its error. Nests of less than 1 MiB, and those with arrays that are on one of the devices already, are
-    sent to each device for itself.
+    `group`: a list of devices, in place of `device`. Each receives the whole nest, and the result is a list of nests,
+    one for each device. The devices are GPUs only, or host devices only. Each pulls a part of the bytes over its own
+    link, and pushes it on to the others, so that all links are used and each byte is read once. Devices that do not
+    reach each other's memory pull all bytes themselves, and a warning in the log `penstock` names them. If a device
+    fails, the call raises its error. Nests of less than 1 MiB, and those with arrays that are on one of the devices
+    already, are sent to each device for itself.
 
-    Or a ProcessGroup: all its processes call this together, with trees of the same structure, shapes, dtypes and
-    strides. Each sends a part of the bytes to its own device, and copies the parts of the others from their devices'
-    memory. The parts are those of a ProcessGroup. That the arrays hold the same values is up to the caller. The call
-    returns when the arrays are there. Trees of less than 1 MiB, and those on devices that do not reach each other, are
-    sent by each process for itself. If the trees differ, all raise InvalidArgument. If a process ends or fails, the
-    others raise Error.
+    Or `group` is a ProcessGroup: all its processes call this together, with trees of the same structure, shapes, dtypes
+    and strides. Each sends a part of the bytes to its own `device`, and copies the parts of the others from their
+    devices' memory. The parts are those of a ProcessGroup. That the arrays hold the same values is up to the caller.
+    The call returns when the arrays are there. Trees of less than 1 MiB, and those on devices that do not reach each
+    other, are sent by each process for itself. If the trees differ, all raise InvalidArgument. If a process ends or
+    fails, the others raise Error.
 
-    Or `penstock.relayed("cuda:0", over=["cuda:1"])`: the links of other devices help to fill one.
+    `relay`: a list of other devices, whose links help to fill `device`. They pull parts of the bytes into buffers of
+    their own, at most 4 chunks of some MiB each, and push them on. A stored profile of the group may say other chunks,
+    at most 8 of 16 MiB. The less room their links have, the less they carry. Nests of less than 1 MiB are not relayed.
+    A neighbour's link is the neighbour's, so nothing is relayed unless this is given. "auto" takes all devices that
+    reach the memory of `device`: of the GPUs that this process sees, or of the host devices that it has open. It opens
+    all GPUs that this process sees, which costs some hundred MB of memory on each. They may be those of other processes
+    of torchrun, which do nothing.
     """
-    destination = Destination(device)
+    destination = Destination(device, group, relay)
     flights = destination.native.send(tree, [expander_for(engine) for engine in destination.engines])
     for flight in flights:
         flight.release_sources()

@@ -25,6 +25,9 @@ def load_safetensors(
     files: Path | Iterable[Path],
     device: Any = "auto",
     names: Iterable[str] | Mapping[str, slice | None] | None = None,
+    *,
+    group: Any = None,
+    relay: Any = None,
 ) -> Any:
     """Load the tensors of .safetensors files to a device.
 
@@ -42,11 +45,12 @@ def load_safetensors(
     `names`: load only these tensors, in any order. Nothing else is read, nor gets memory. A dict gives a slice of the
     first axis of each, or None for the whole tensor: `names={"embed.weight": slice(0, 4096)}` reads 4096 rows.
 
-    `device`: as in `to_device`. Each device of a list receives all tensors, and the result is a list of dicts, one for
-    each device. Each byte is read once. The processes of a ProcessGroup load tensors of the same names, types and
+    `group`, `relay`: as in `to_device`. With `group`, a list of devices, each receives all tensors, and the result is a
+    list of dicts, one for each device. Each byte is read once. With `relay`, a list of other devices or "auto", their
+    links help to fill `device`. With a ProcessGroup, all its processes load tensors of the same names, types and
     shapes together. Each reads a part of the bytes, and copies the parts of the others.
 
-    The memory is used only once the work that is queued on PyTorch's current stream is
+    `device`: as in `to_device`. The memory is used only once the work that is queued on PyTorch's current stream is
     done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile. If it takes seconds, a line on
     the terminal, or in the notebook, says how far it is.
 
@@ -58,7 +62,7 @@ def load_safetensors(
     """
     paths = _paths(files)
     wanted, rows = (None, {}) if names is None else _names(names)
-    destination = Destination(device)
+    destination = Destination(device, group, relay)
     native, on_gpu = destination.native, destination.engine.is_cuda
     if "torch" not in sys.modules and not on_gpu:
         numpy_for("Loading to the host without PyTorch")
