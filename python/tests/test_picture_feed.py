@@ -176,6 +176,11 @@ class TestErrors:
         with pytest.raises(penstock.InvalidArgument, match=r"files of the kind \.bmp"):
             fed(loader_of(tmp_path))
 
+    def test_a_build_that_decodes_less_refuses_the_folder(self, root, monkeypatch):
+        monkeypatch.setattr("penstock._core.decoded_suffixes", lambda: [".png"])
+        with pytest.raises(penstock.InvalidArgument, match=r"files of the kind \.jpe?g, which this build"):
+            fed(loader_of(root))
+
     def test_a_broken_file_and_the_epoch_after_it(self, tmp_path):
         (tmp_path / "a").mkdir()
         out = io.BytesIO()

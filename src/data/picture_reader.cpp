@@ -136,6 +136,16 @@ std::map<std::uint64_t, std::string> PictureFailures::all() const {
   return all_;
 }
 
+std::vector<std::string> decoded_suffixes() {
+  using enum PictureFormat;
+  std::vector<std::string> suffixes;
+  for (const auto& [suffix, format] :
+       {std::pair{".jpg", jpeg}, {".jpeg", jpeg}, {".png", png}, {".webp", webp}}) {
+    if (can_decode(format)) suffixes.emplace_back(suffix);
+  }
+  return suffixes;
+}
+
 std::vector<PictureOperation> plain_operations(int size) {
   return {ResizeShorterSide{(size * 8 + 6) / 7}, CenterCrop{{size, size}}};
 }

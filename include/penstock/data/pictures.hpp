@@ -37,6 +37,9 @@ struct PictureOptions {
 /// Operations without random numbers: the shorter side is resized to 8/7 of `size`, and the center cut out.
 [[nodiscard]] std::vector<PictureOperation> plain_operations(int size);
 
+/// How names of pictures end that this build decodes, in lower case: ".jpg".
+[[nodiscard]] std::vector<std::string> decoded_suffixes();
+
 /// Decodes each picture when it is read, as a sample of uint8 red, green and blue. Its view follows from the
 /// seed, the epoch and the sample. gather() blocks the host, and throws Error that names sample and file.
 /// Throws InvalidArgument as Augmentation.

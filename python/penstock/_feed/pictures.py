@@ -11,8 +11,6 @@ from .._errors import InvalidArgument
 from .._loader.conversions import channel_axis
 from .._loader.transforms import NotDone, Recipe, recipe_of
 
-_DECODED = (".jpg", ".jpeg", ".png", ".webp")
-
 
 class Folder(NamedTuple):
     """What the samples of an ImageFolder follow from."""
@@ -77,10 +75,11 @@ def picture_rows(dataset: Any, known: dict[str, PictureRows]) -> PictureRows | s
 
 def _rows_of(folder: Folder) -> PictureRows:
     paths = [path for path, _ in folder.samples]
-    others = {os.path.splitext(path)[1] for path in paths}
-    others = {suffix for suffix in others if suffix.lower() not in _DECODED}
+    others = {os.path.splitext(path)[1].lower() for path in paths}.difference(_core.decoded_suffixes())
     if others:
-        raise InvalidArgument(f"its ImageFolder has files of the kind {min(others)}, which are not decoded here")
+        raise InvalidArgument(
+            f"its ImageFolder has files of the kind {min(others)}, which this build of penstock does not decode"
+        )
     recipe = folder.recipe
     field = _core.picture_field(_core.EncodedPictures.files(paths), *recipe[:2], 0, False, None)
     options = []

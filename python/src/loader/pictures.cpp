@@ -128,6 +128,7 @@ void bind_pictures(nb::module_& module) {
           },
           nb::arg("picture"));
 
+  module.def("decoded_suffixes", &decoded_suffixes, "Of pictures that this build decodes.");
   module.def("picture_field", &field, nb::arg("source"), nb::arg("operations"), nb::arg("bicubic"),
              nb::arg("seed"), nb::arg("channels_last"), nb::arg("failures").none(),
              "Decodes each picture when it is read: see read_pictures.");
