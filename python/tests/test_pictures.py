@@ -308,6 +308,24 @@ class TestFaults:
         bad.write_bytes(encoded[9])
         assert expect(loader, encoded, 1) == COUNT
 
+    @pytest.mark.parametrize("augment", [None, "imagenet"])
+    def test_cached_pictures_are_decoded_once(self, paths, encoded, augment):
+        loader = penstock.Loader(penstock.Pictures(paths, SIZE, augment, cache_bytes=1 << 30), 4, device="host")
+        for epoch in range(3):
+            assert same(images(loader), drawn(encoded, epoch=epoch, augment=augment))
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def test_what_finds_no_room_in_the_cache_is_decoded_again(self, paths, encoded):
+        pictures = penstock.Pictures(paths, SIZE, "imagenet", cache_bytes=5 * 3 * 90 * 70)
+        loader = penstock.Loader(pictures, 4, sampler=[0, *range(COUNT), *range(COUNT)], device="host")
+        for epoch in range(2):
+            assert same(images(loader), drawn(encoded, [0, *range(COUNT), *range(COUNT)], epoch))
+        for path in paths:
+            path.unlink()
+        with pytest.raises(FileNotFoundError):
+            list(loader)
+
     def test_black_pictures_are_counted(self, paths, encoded):
         paths[9].write_bytes(encoded[9][:-100])
         paths[11].unlink()

@@ -1,3 +1,4 @@
+#include "data/picture_cache.hpp"
 #include "decode/shared/picture_decoder.hpp"
 
 #include <penstock/core/error.hpp>
@@ -43,7 +44,12 @@ class PictureReader final : public FieldReader {
         options_(std::move(options)),
         varies_(std::ranges::any_of(options_.operations, is_random)),
         augmentation_(options_.operations),
-        field_(field_of(std::move(name), augmentation_.size(), options_.channels_first)) {}
+        field_(field_of(std::move(name), augmentation_.size(), options_.channels_first)) {
+    if (options_.cache_bytes > 0) {
+      cache_ =
+          std::make_unique<PictureCache>(options_.cache_bytes, static_cast<std::size_t>(pictures_->count()));
+    }
+  }
 
   const Field& field() const noexcept override { return field_; }
   std::uint64_t sample_count() const noexcept override { return pictures_->count(); }
@@ -70,8 +76,10 @@ class PictureReader final : public FieldReader {
   struct Desk {
     explicit Desk(PictureStyle style) : decoder(style) {}
     PictureDecoder decoder;
+    PictureDecoder whole{{.layout = PixelLayout::hwc}};  ///< for the cache
     std::vector<std::byte> file;
-    bool is_large = false;  ///< it keeps memory that few pictures need
+    std::vector<std::byte> pixels;  ///< of a whole picture
+    bool is_large = false;          ///< it keeps memory that few pictures need
   };
 
   std::unique_ptr<Desk> take_desk() const {
@@ -108,11 +116,22 @@ class PictureReader final : public FieldReader {
   }
 
   void read(Desk& desk, std::uint64_t epoch, std::uint64_t sample, std::span<std::byte> to) const {
+    const auto view = [&](PictureSize stored) {
+      return augmentation_.draw(options_.seed, epoch, sample, stored);
+    };
+    if (const DecodedPicture* kept = cache_ == nullptr ? nullptr : cache_->find(sample)) {
+      return desk.decoder.render(kept->pixels, kept->size, view(kept->size), to);
+    }
     const std::span<const std::byte> file = pictures_->read(sample, desk.file);
     const PictureSize stored = desk.decoder.size(file);
-    desk.is_large = desk.is_large || file.size() > kMostKeptBytes ||
-                    std::int64_t{stored.width} * stored.height > kMostKeptPixels;
-    desk.decoder.decode(file, augmentation_.draw(options_.seed, epoch, sample, stored), to);
+    const std::int64_t pixels = std::int64_t{stored.width} * stored.height;
+    desk.is_large = desk.is_large || file.size() > kMostKeptBytes || pixels > kMostKeptPixels;
+    if (cache_ == nullptr) return desk.decoder.decode(file, view(stored), to);
+    // Also a picture that finds no room is decoded whole: its bytes must not depend on who came first.
+    desk.pixels.resize(3 * static_cast<std::size_t>(pixels));
+    desk.whole.decode(file, whole_picture(stored), desk.pixels);
+    desk.decoder.render(desk.pixels, stored, view(stored), to);
+    cache_->keep(sample, stored, desk.pixels);
   }
 
   const EncodedPicturesPtr pictures_;
@@ -120,6 +139,7 @@ class PictureReader final : public FieldReader {
   const bool varies_;
   const Augmentation augmentation_;
   const Field field_;
+  std::unique_ptr<PictureCache> cache_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Desk>> desks_;  ///< that no thread uses
 };

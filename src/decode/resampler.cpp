@@ -165,6 +165,8 @@ void Resampler::begin(const PictureView& view, int shrink, std::span<std::byte> 
   fill_taps(down_, side(view.crop.top, view.crop.height, view.resized.height), top, visible_.height,
             style_.filter);
   needed_ = {across_.first_input, down_.first_input, across_.input_count, down_.input_count};
+  copies_ = style_.filter == ResizeFilter::bilinear && style_.layout == PixelLayout::hwc && shrink == 1 &&
+            view.resized == PictureSize{view.crop.width, view.crop.height} && !view.flip_horizontally;
   if (view.flip_horizontally) {
     mirror(across_);
     visible_.left = window.width - visible_.left - visible_.width;
@@ -183,11 +185,24 @@ float* Resampler::ring_row(int row) noexcept {
 }
 
 void Resampler::add_row(const std::uint8_t* pixels) noexcept {
+  if (copies_) return copy_row(pixels);
 #if defined(__x86_64__)
   static const bool has_avx2 = __builtin_cpu_supports("avx2");
   if (has_avx2) return take_row_avx2(pixels);
 #endif
   take_row(pixels);
+}
+
+void Resampler::copy_row(const std::uint8_t* pixels) noexcept {
+  if (rows_out_ == visible_.height) return;
+  for (int x = 0; x < visible_.width; x += kBlock) {
+    Bytes block;
+    std::memcpy(&block, pixels + 4 * x, sizeof(block));
+    block = __builtin_shufflevector(block, block, 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15);
+    std::memcpy(packed_.data() + 3 * x, &block, sizeof(block));
+  }
+  write_row();
+  ++rows_out_;
 }
 
 // Without fused multiplication, so that all processors give the same bytes.

@@ -40,6 +40,7 @@ class Resampler {
   void add_row(const std::uint8_t* pixels) noexcept;
 
  private:
+  void copy_row(const std::uint8_t* pixels) noexcept;
   void take_row(const std::uint8_t* pixels) noexcept;
   void take_row_avx2(const std::uint8_t* pixels) noexcept;
   void resize_row(const std::uint8_t* pixels) noexcept;
@@ -53,6 +54,7 @@ class Resampler {
   PictureRectangle needed_;
   ResizeTaps across_;
   ResizeTaps down_;
+  bool copies_ = false;  ///< the view has pixels as they are
   int rows_in_ = 0;
   int rows_out_ = 0;
   std::vector<float> across_weights_;  ///< those of across_, four times each

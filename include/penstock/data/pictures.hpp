@@ -4,6 +4,7 @@
 #include <penstock/data/readers.hpp>
 #include <penstock/decode/augmentation.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -30,6 +31,8 @@ struct PictureOptions {
   std::uint64_t seed = 0;                    ///< of the random operations
   bool channels_first = true;                ///< 3 x height x width; otherwise height x width x 3
   bool bicubic = false;                      ///< resizes so; otherwise bilinear
+  /// Memory for decoded pictures, which later epochs crop and resize without decoding them again.
+  std::size_t cache_bytes = 0;
   /// If given, a picture that cannot be read is black, and is listed there. Otherwise it is an Error.
   std::shared_ptr<PictureFailures> failures = nullptr;
 };

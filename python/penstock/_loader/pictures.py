@@ -38,6 +38,8 @@ class Pictures:
     - `channels_last`: images are `height x width x 3`.
     - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image,
       and notes it in `failures`.
+    - `cache_bytes`: host memory for decoded pictures, 3 bytes a pixel. Later epochs crop and resize them without decoding
+      them again. They stay as long as this object.
 
     Attributes: `labels`, an array or None; `classes`, the names of a folder's classes by label; `failures`, what was
     wrong with each sample that is black. `pictures[i]` decodes one, `pictures.name(i)` is its path. Raises
@@ -56,11 +58,12 @@ class Pictures:
         seed: int = 0,
         channels_last: bool = False,
         on_error: str = "raise",
+        cache_bytes: int = 0,
     ):
         if on_error not in ("raise", "black"):
             raise InvalidArgument(f'on_error is "raise" or "black", not {on_error!r}.')
         self._arguments = dict(size=size, augment=augment, labels=labels, seed=seed)
-        self._arguments |= dict(channels_last=channels_last, on_error=on_error)
+        self._arguments |= dict(channels_last=channels_last, on_error=on_error, cache_bytes=cache_bytes)
         self._source = source
         self._encoded = encoded(source)
         if not len(self._encoded):
@@ -71,7 +74,8 @@ class Pictures:
         recipe = _recipe(size, augment)
         failures = self._failures if on_error == "black" else None
         seed = whole("seed", seed, 0, UINT64)
-        self.field = _core.picture_field(self._encoded, *recipe[:2], seed, channels_last, failures)
+        cache_bytes = whole("cache_bytes", cache_bytes, 0, UINT64, what="a number of bytes")
+        self.field = _core.picture_field(self._encoded, *recipe[:2], seed, channels_last, failures, cache_bytes)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -94,11 +94,13 @@ nb::bytes labels(const LabelledPictures& self) {
 
 FileField field(const LabelledPictures& source,
                 const std::vector<std::pair<std::string, Numbers>>& operations, bool bicubic,
-                std::uint64_t seed, bool channels_last, std::shared_ptr<PictureFailures> failures) {
+                std::uint64_t seed, bool channels_last, std::shared_ptr<PictureFailures> failures,
+                std::size_t cache_bytes) {
   PictureOptions options{.operations = {},
                          .seed = seed,
                          .channels_first = !channels_last,
                          .bicubic = bicubic,
+                         .cache_bytes = cache_bytes,
                          .failures = std::move(failures)};
   for (const auto& [name, numbers] : operations) options.operations.push_back(operation(name, numbers));
   return {Dataset({read_pictures("image", source.pictures, std::move(options))}), 0};
@@ -131,7 +133,7 @@ void bind_pictures(nb::module_& module) {
   module.def("decoded_suffixes", &decoded_suffixes, "Of pictures that this build decodes.");
   module.def("picture_field", &field, nb::arg("source"), nb::arg("operations"), nb::arg("bicubic"),
              nb::arg("seed"), nb::arg("channels_last"), nb::arg("failures").none(),
-             "Decodes each picture when it is read: see read_pictures.");
+             nb::arg("cache_bytes") = 0, "Decodes each picture when it is read: see read_pictures.");
 }
 
 }  // namespace penstock::python
