@@ -48,20 +48,12 @@ struct FeedOptions {
   std::uint64_t batch = 256;
   std::uint64_t epochs = 1;
   bool shuffle = false;
-  std::uint64_t seed = 0;
-  std::vector<std::string> to;     ///< "float32" or "images=float16"
-  std::vector<std::string> scale;  ///< "0.004", "images=0.004" or "images=0.017,0.018,0.017"
-  std::vector<std::string> shift;
+  std::vector<std::string> to;  ///< "float32" or "images=float16"
   std::string residency = "none";
   std::string gather = "automatic";
-  bool drop_last = false;
-  std::uint64_t rank = 0;
-  std::uint64_t world_size = 1;
   std::size_t prefetch = 2;
   unsigned threads = 0;
   std::size_t budget = 0;
-  std::size_t row_budget = 0;
-  bool narrow = true;
   std::size_t load_limit = 0;  ///< 0: a quarter of the host's memory
   bool verify = false;
   double step_ms = 0;

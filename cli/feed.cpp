@@ -44,16 +44,11 @@ LoaderOptions loader_options(const FeedOptions& options, std::vector<FieldOption
   LoaderOptions loader;
   loader.batch_size = options.batch;
   loader.shuffle = options.shuffle;
-  loader.seed = options.seed;
-  loader.drop_last = options.drop_last;
-  loader.shard = {.rank = options.rank, .world_size = options.world_size, .drop_last = options.drop_last};
   loader.prefetch_depth = options.prefetch;
   loader.residency = checked([&] { return Residency::parse(options.residency); });
   loader.gather = checked([&] { return parse_gather_path(options.gather); });
   loader.fields = std::move(fields);
-  loader.narrow = options.narrow;
   loader.device_budget_bytes = options.budget;
-  loader.row_budget_bytes = options.row_budget;
   loader.threads = options.threads;
   loader.profile = std::move(profile);
   return loader;
@@ -132,7 +127,7 @@ void feed(const Device& device, const Inputs& inputs, FeedAccount& account, cons
   const Dataset dataset = timed(account.open_seconds, [&] { return open_dataset(inputs.files, in_memory); });
   account.dataset_samples = dataset.sample_count();
   account.dataset_bytes = dataset.sample_count() * dataset.sample_bytes();
-  const auto fields = field_options(dataset, options.to, options.scale, options.shift);
+  const auto fields = field_options(dataset, options.to);
   std::optional<LinkProfile> profile;
   if (!inputs.profile.empty()) {
     profile = stored_profile(inputs.profile, device.info(), &account.profile_ignored);
@@ -157,10 +152,6 @@ void feed(const Device& device, const Inputs& inputs, FeedAccount& account, cons
 }  // namespace
 
 int run_feed(const FeedOptions& options, const Environment& environment) {
-  if (options.rank >= options.world_size) {
-    throw UsageError(fmt::format("--rank {} with --world-size {}: ranks count from 0 to {}.", options.rank,
-                                 options.world_size, options.world_size - 1));
-  }
   const Look look{.unicode = environment.utf8, .columns = terminal_columns(STDERR_FILENO)};
   const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
   const SignalWatch watch;

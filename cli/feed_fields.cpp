@@ -6,47 +6,26 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <functional>
-#include <string_view>
+#include <utility>
 
 namespace penstock::cli {
 
 namespace {
 
 /// The parts of "images=float16". Without a field it is for all fields.
-struct FieldValue {
+struct FieldType {
   std::string field;
-  std::string value;
+  std::string name;
 };
 
-FieldValue parse_wish(const char* option, const std::string& text) {
+FieldType parse_field_type(const std::string& text) {
   const std::size_t at = text.find('=');
-  FieldValue value =
-      at == std::string::npos ? FieldValue{{}, text} : FieldValue{text.substr(0, at), text.substr(at + 1)};
-  if (value.value.empty() || at == 0) {
-    throw UsageError(fmt::format("{} {}: expected VALUE or FIELD=VALUE.", option, text));
+  FieldType type =
+      at == std::string::npos ? FieldType{{}, text} : FieldType{text.substr(0, at), text.substr(at + 1)};
+  if (type.name.empty() || at == 0) {
+    throw UsageError(fmt::format("--to {}: expected TYPE or FIELD=TYPE.", text));
   }
-  return value;
-}
-
-std::vector<float> parse_numbers(const char* option, std::string_view text) {
-  std::vector<float> numbers;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view part = text.substr(begin, end - begin);
-    float number = 0;
-    const auto [rest, error] = std::from_chars(part.data(), part.data() + part.size(), number);
-    if (error != std::errc() || rest != part.data() + part.size() || !std::isfinite(number)) {
-      throw UsageError(fmt::format(
-          "{}: '{}' is not a number; give one, or one for each channel: 0.1,0.2,0.3.", option, part));
-    }
-    numbers.push_back(number);
-    begin = end + 1;
-  }
-  return numbers;
+  return type;
 }
 
 DType parse_type(const std::string& name) {
@@ -57,30 +36,11 @@ DType parse_type(const std::string& name) {
   }
 }
 
-std::size_t find_field(const Dataset& dataset, const char* option, const std::string& name) {
+std::size_t find_field(const Dataset& dataset, const std::string& name) {
   try {
     return dataset.field_index(name);
   } catch (const InvalidArgument& error) {
-    throw UsageError(fmt::format("{}: {}", option, error.what()));
-  }
-}
-
-bool is_scaled(const FieldOptions& field) { return field.to && is_model_float(*field.to); }
-
-using ApplyToAll = std::function<void(const std::string& value)>;
-using Apply = std::function<void(std::size_t field, const std::string& value)>;
-
-/// Applies values for all fields first, so that values for one field take precedence.
-void apply_values(const Dataset& dataset, const char* option, const std::vector<std::string>& texts,
-                  const ApplyToAll& apply_to_all, const Apply& apply) {
-  std::vector<FieldValue> values;
-  values.reserve(texts.size());
-  for (const std::string& text : texts) values.push_back(parse_wish(option, text));
-  for (const FieldValue& value : values) {
-    if (value.field.empty()) apply_to_all(value.value);
-  }
-  for (const FieldValue& value : values) {
-    if (!value.field.empty()) apply(find_field(dataset, option, value.field), value.value);
+    throw UsageError(fmt::format("--to: {}", error.what()));
   }
 }
 
@@ -115,23 +75,6 @@ class Fields {
     options_[field].to = type;
   }
 
-  void adjust_all(const char* option, std::vector<float> FieldOptions::* values, const std::string& text) {
-    const std::vector<float> numbers = parse_numbers(option, text);
-    bool any = false;
-    for (FieldOptions& field : options_) {
-      if (!is_scaled(field)) continue;
-      field.*values = numbers;
-      any = true;
-    }
-    if (!any) throw UsageError(needs_float(option));
-  }
-
-  void adjust(const char* option, std::vector<float> FieldOptions::* values, std::size_t field,
-              const std::string& text) {
-    if (!is_scaled(options_[field])) throw UsageError(needs_float(option));
-    options_[field].*values = parse_numbers(option, text);
-  }
-
   [[nodiscard]] std::vector<FieldOptions> take() {
     std::erase_if(options_, [](const FieldOptions& field) { return !field.to; });
     return std::move(options_);
@@ -148,31 +91,24 @@ class Fields {
     return text;
   }
 
-  static std::string needs_float(const char* option) {
-    return fmt::format("{} needs a field that --to delivers as float32, float16 or bfloat16.", option);
-  }
-
   const Dataset& dataset_;
   std::vector<FieldOptions> options_;
 };
 
 }  // namespace
 
-std::vector<FieldOptions> field_options(const Dataset& dataset, const std::vector<std::string>& to,
-                                        const std::vector<std::string>& scale,
-                                        const std::vector<std::string>& shift) {
+std::vector<FieldOptions> field_options(const Dataset& dataset, const std::vector<std::string>& to) {
+  std::vector<FieldType> types;
+  types.reserve(to.size());
+  for (const std::string& text : to) types.push_back(parse_field_type(text));
   Fields fields(dataset);
-  apply_values(
-      dataset, "--to", to, [&](const std::string& value) { fields.convert_all(value); },
-      [&](std::size_t field, const std::string& value) { fields.convert(field, value); });
-  const auto adjust = [&](const char* option, const std::vector<std::string>& texts,
-                          std::vector<float> FieldOptions::* values) {
-    apply_values(
-        dataset, option, texts, [&](const std::string& value) { fields.adjust_all(option, values, value); },
-        [&](std::size_t field, const std::string& value) { fields.adjust(option, values, field, value); });
-  };
-  adjust("--scale", scale, &FieldOptions::scale);
-  adjust("--shift", shift, &FieldOptions::shift);
+  // Types for all fields come first, so that those for one field take precedence.
+  for (const FieldType& type : types) {
+    if (type.field.empty()) fields.convert_all(type.name);
+  }
+  for (const FieldType& type : types) {
+    if (!type.field.empty()) fields.convert(find_field(dataset, type.field), type.name);
+  }
   return fields.take();
 }
 

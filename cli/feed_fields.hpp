@@ -8,11 +8,9 @@
 
 namespace penstock::cli {
 
-/// The options that `--to`, `--scale` and `--shift` give to the dataset's fields. A value without a field's
-/// name is for every field that is not a scalar and can be widened to that type. Throws UsageError.
+/// The options that `--to` gives to the dataset's fields. A type without a field's name is for every field
+/// that is not a scalar and can be widened to it. Throws UsageError.
 [[nodiscard]] std::vector<FieldOptions> field_options(const Dataset& dataset,
-                                                      const std::vector<std::string>& to,
-                                                      const std::vector<std::string>& scale,
-                                                      const std::vector<std::string>& shift);
+                                                      const std::vector<std::string>& to);
 
 }  // namespace penstock::cli

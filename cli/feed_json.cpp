@@ -32,26 +32,9 @@ json device_value(const DeviceInfo& device) {
 }
 
 json options_value(const FeedOptions& o) {
-  return {{"sources", o.sources},
-          {"batch", o.batch},
-          {"epochs", o.epochs},
-          {"shuffle", o.shuffle},
-          {"seed", o.seed},
-          {"drop_last", o.drop_last},
-          {"rank", o.rank},
-          {"world_size", o.world_size},
-          {"to", o.to},
-          {"scale", o.scale},
-          {"shift", o.shift},
-          {"residency", o.residency},
-          {"gather", o.gather},
-          {"prefetch", o.prefetch},
-          {"threads", o.threads},
-          {"budget_bytes", o.budget},
-          {"row_budget_bytes", o.row_budget},
-          {"narrow", o.narrow},
-          {"verify", o.verify},
-          {"step_ms", o.step_ms}};
+  return {{"sources", o.sources}, {"batch", o.batch},         {"epochs", o.epochs}, {"shuffle", o.shuffle},
+          {"to", o.to},           {"residency", o.residency}, {"gather", o.gather}, {"prefetch", o.prefetch},
+          {"threads", o.threads}, {"budget_bytes", o.budget}, {"verify", o.verify}, {"step_ms", o.step_ms}};
 }
 
 }  // namespace

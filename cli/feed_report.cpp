@@ -133,15 +133,11 @@ std::string joined(const std::vector<std::string>& words) {
 
 std::string options_table(const FeedAccount& account) {
   const FeedOptions& o = account.options;
-  const std::string sharing =
-      o.world_size == 1 ? "one process" : fmt::format("rank {} of {}", o.rank, o.world_size);
   return pairs_table({{"sources", joined(o.sources)},
-                      {"batch", fmt::format("{}{}", o.batch, o.drop_last ? ", full ones only" : "")},
+                      {"batch", std::to_string(o.batch)},
                       {"epochs", std::to_string(o.epochs)},
-                      {"order", o.shuffle ? fmt::format("shuffled, seed {}", o.seed) : "as stored"},
-                      {"shared by", sharing},
+                      {"order", o.shuffle ? "shuffled" : "as stored"},
                       {"delivered as", joined(o.to)},
-                      {"scale, shift", joined(o.scale) + ", " + joined(o.shift)},
                       {"residency", o.residency},
                       {"gather", o.gather},
                       {"prefetch", std::to_string(o.prefetch)},
