@@ -34,8 +34,6 @@ int run_link(const LinkOptions& options, const Environment& environment);
 struct LoadOptions {
   std::vector<std::string> files;
   std::string device = "auto";
-  std::vector<std::string> relay;  ///< devices whose links help
-  std::vector<std::string> group;  ///< devices that all receive, in place of `device`
   std::string profile;
   std::string json;  ///< file, "-" for standard output, empty for none
 };

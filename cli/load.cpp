@@ -4,9 +4,7 @@
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/data/weights.hpp>
-#include <penstock/device/device_group.hpp>
 #include <penstock/memory/pool.hpp>
-#include <penstock/transfer/group_engine.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
 
 #include <fmt/format.h>
@@ -15,7 +13,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <span>
 #include <utility>
 
@@ -36,8 +33,7 @@ struct Loaded {
   double reading_seconds = 0;  ///< summed over threads
   WeightReads reads;           ///< of all files
   bool link_is_measured = false;
-  double link_seconds = 0;           ///< that the links need for the bytes
-  std::vector<std::size_t> carried;  ///< bytes that each of several devices pulled over its link
+  double link_seconds = 0;  ///< that the link needs for the bytes
 
   [[nodiscard]] double rate() const { return seconds > 0 ? static_cast<double>(bytes) / seconds : 0; }
   /// The share of the time for which the threads read.
@@ -51,69 +47,23 @@ struct Loaded {
   }
 };
 
-/// The devices whose links carry the weights. The first ones receive.
-struct Carriers {
-  std::vector<Device> devices;
-  std::vector<LinkProfile> profiles;  ///< of the links
-  std::size_t receivers = 1;
-  std::unique_ptr<TransferEngine> alone;  ///< of one device
-  std::unique_ptr<GroupEngine> group;     ///< of several
+TransferEngine open_engine(const LoadOptions& options, const Environment& environment,
+                           const OutputFile& output) {
+  const Device device = Device::open(options.device, environment.device);
+  TransferOptions how;
+  if (!options.profile.empty() || environment.cache_directory) {
+    const auto file = profile_file(options.profile, device.info(), environment);
+    output.keep_off(file, "the link profile");
+    how.profile = stored_profile(file, device.info());
+  }
+  return TransferEngine(device, std::move(how));
+}
 
-  Carriers(const LoadOptions& options, const Environment& environment, const OutputFile& output) {
-    std::vector<std::string> specs = options.group;
-    if (specs.empty()) specs.push_back(options.device);
-    receivers = specs.size();
-    specs.insert(specs.end(), options.relay.begin(), options.relay.end());
-    for (const std::string& spec : specs) {
-      devices.push_back(Device::open(spec, environment.device));
-      const DeviceInfo& info = devices.back().info();
-      profiles.push_back(LinkProfile::defaults(info));
-      if (options.profile.empty() && !environment.cache_directory) continue;
-      const auto file = profile_file(options.profile, info, environment);
-      output.keep_off(file, "the link profile");
-      if (auto stored = stored_profile(file, info)) profiles.back() = *std::move(stored);
-    }
-    if (devices.size() == 1) {
-      alone = std::make_unique<TransferEngine>(devices.front(), TransferOptions{.profile = profiles.front()});
-    } else {
-      const DeviceGroup members(devices);
-      GroupOptions how{.profiles = profiles};
-      if (environment.cache_directory)
-        how.measured = stored_profile(profile_file("", members, environment), members);
-      group = std::make_unique<GroupEngine>(members, std::move(how));
-    }
-  }
-
-  [[nodiscard]] Transfer fill(std::span<std::byte* const> destinations, std::size_t bytes,
-                              FillFunction read) const {
-    if (alone) return alone->fill(destinations.front(), bytes, std::move(read));
-    if (receivers == 1) return group->relay_filled(0, destinations.front(), bytes, std::move(read));
-    return group->feed_once_filled(destinations, bytes, std::move(read));
-  }
-  [[nodiscard]] bool are_measured() const {
-    return std::ranges::all_of(profiles, [](const LinkProfile& profile) { return profile.measured; });
-  }
-  /// Of all links together, in bytes/s; 0 if one is not known.
-  [[nodiscard]] double ceiling() const {
-    double sum = 0;
-    for (const LinkProfile& profile : profiles) {
-      const double ceiling = profile.ceiling(CopyDirection::h2d);
-      if (ceiling <= 0) return 0;
-      sum += ceiling;
-    }
-    return sum;
-  }
-};
-
-Loaded load(const Carriers& carriers, const std::vector<std::filesystem::path>& paths) {
+Loaded load(TransferEngine& engine, const std::vector<std::filesystem::path>& paths) {
   Loaded loaded;
   const auto begin = LoadClock::now();
   loaded.files = open_weights(paths);
-  std::vector<Pool> memory;
-  for (std::size_t i = 0; i < carriers.receivers; ++i) {
-    const Device& device = carriers.devices[i];
-    memory.push_back(make_device_pool(device, {.budget_bytes = device.memory().free}));
-  }
+  Pool memory = make_device_pool(engine.device(), {.budget_bytes = engine.device().memory().free});
   std::vector<Buffer> blocks;
   std::vector<Transfer> transfers;
   for (const WeightFile& file : loaded.files) {
@@ -121,16 +71,12 @@ Loaded load(const Carriers& carriers, const std::vector<std::filesystem::path>& 
     loaded.tensors += file.tensors().size();
     loaded.bytes += file.tensor_bytes();
     if (file.bytes() == 0) continue;
-    std::vector<std::byte*> destinations;
-    for (Pool& pool : memory) {
-      blocks.push_back(pool.allocate(file.bytes()));
-      destinations.push_back(blocks.back().data());
-    }
+    blocks.push_back(memory.allocate(file.bytes()));
     const auto read = [file](std::size_t offset, std::span<std::byte> bytes) {
       SignalWatch::check();
       file.read(offset, bytes);
     };
-    transfers.push_back(carriers.fill(destinations, file.bytes(), read));
+    transfers.push_back(engine.fill(blocks.back().data(), file.bytes(), read));
   }
   try {
     for (const Transfer& transfer : transfers) transfer.synchronize();
@@ -157,23 +103,14 @@ Loaded load(const Carriers& carriers, const std::vector<std::filesystem::path>& 
     loaded.reads.direct += reads.direct;
     loaded.reads.buffered += reads.buffered;
   }
-  loaded.link_is_measured = carriers.are_measured();
-  const double ceiling = carriers.ceiling();
-  if (carriers.group) loaded.carried = carriers.group->carried();
+  loaded.link_is_measured = engine.profile().measured;
+  const double ceiling = engine.profile().ceiling(CopyDirection::h2d);
   loaded.link_seconds = ceiling > 0 ? static_cast<double>(loaded.bytes) / ceiling : 0;
   return loaded;
 }
 
-/// The specs of the first `count` devices.
-std::vector<std::string> specs_of(const Carriers& carriers, std::size_t count) {
-  std::vector<std::string> specs;
-  for (std::size_t i = 0; i < count; ++i) specs.push_back(carriers.devices[i].info().spec);
-  return specs;
-}
-
-json load_value(const Loaded& loaded, const Carriers& carriers) {
-  json value{{"device", carriers.devices.front().info().spec},
-             {"receivers", specs_of(carriers, carriers.receivers)},
+json load_value(const Loaded& loaded, const std::string& device) {
+  json value{{"device", device},
              {"tensors", loaded.tensors},
              {"bytes", loaded.bytes},
              {"seconds", loaded.seconds},
@@ -188,9 +125,6 @@ json load_value(const Loaded& loaded, const Carriers& carriers) {
                {"direct", loaded.reads.direct},
                {"buffered", loaded.reads.buffered}}},
              {"files", json::array()}};
-  for (std::size_t i = 0; i < loaded.carried.size(); ++i) {
-    value["carried"].push_back({{"device", carriers.devices[i].info().spec}, {"bytes", loaded.carried[i]}});
-  }
   for (const WeightFile& file : loaded.files) {
     json tensors = json::array();
     for (const WeightTensor& tensor : file.tensors()) {
@@ -221,30 +155,24 @@ std::string reads_text(const WeightReads& reads) {
   return parts.empty() ? "" : fmt::format("read {}\n", fmt::join(parts, "; "));
 }
 
-std::string load_text(const Loaded& loaded, const Carriers& carriers) {
+std::string load_text(const Loaded& loaded, const std::string& device) {
   const std::string_view limit = loaded.limited_by();
-  const std::string receivers = fmt::format("{}", fmt::join(specs_of(carriers, carriers.receivers), " and "));
   std::string text;
   for (const WeightFile& file : loaded.files) {
     text += fmt::format("{}: {}, {}\n", file.name(), count_text(file.tensors().size(), "tensor"),
                         format_bytes(file.tensor_bytes()));
   }
   text += fmt::format("{}, {} to {} in {}: {} GB/s\n", count_text(loaded.tensors, "tensor"),
-                      format_bytes(loaded.bytes), receivers, format_seconds(loaded.seconds),
+                      format_bytes(loaded.bytes), device, format_seconds(loaded.seconds),
                       format_rate(loaded.rate()));
   text += fmt::format(
       "limited by {}: the threads read for {:.0f} % of the time, and the link needs {:.0f} % of it{}\n",
       limit == "reading" ? "reading" : fmt::format("the {}", limit), 100 * loaded.reading_share(),
       100 * loaded.link_share(),
-      loaded.link_is_measured ? ""
-                              : fmt::format(" if it is as assumed; `penstock link --device {}` measures it",
-                                            carriers.devices.front().info().spec));
-  text += reads_text(loaded.reads);
-  for (std::size_t i = 0; i < loaded.carried.size(); ++i) {
-    text += fmt::format("{} over the link of {}\n", format_bytes(loaded.carried[i]),
-                        carriers.devices[i].info().spec);
-  }
-  return text;
+      loaded.link_is_measured
+          ? ""
+          : fmt::format(" if it is as assumed; `penstock link --device {}` measures it", device));
+  return text + reads_text(loaded.reads);
 }
 
 }  // namespace
@@ -253,13 +181,13 @@ int run_load(const LoadOptions& options, const Environment& environment) {
   OutputFile output("--json", options.json);
   const std::vector<std::filesystem::path> paths(options.files.begin(), options.files.end());
   for (const auto& path : paths) output.keep_off(path, "the weights");
-  const Carriers carriers(options, environment, output);
+  TransferEngine engine = open_engine(options, environment, output);
+  const std::string& device = engine.device().info().spec;
   const SignalWatch watch;
-  const Loaded loaded = load(carriers, paths);
-  if (output) {
-    output.write(load_value(loaded, carriers).dump(2, ' ', true, json::error_handler_t::replace) + "\n");
-  }
-  if (!output.is_standard_output()) print(load_text(loaded, carriers));
+  const Loaded loaded = load(engine, paths);
+  if (output)
+    output.write(load_value(loaded, device).dump(2, ' ', true, json::error_handler_t::replace) + "\n");
+  if (!output.is_standard_output()) print(load_text(loaded, device));
   return 0;
 }
 

@@ -91,24 +91,12 @@ void add_link(CLI::App& app, LinkOptions& options) {
 void add_load(CLI::App& app, LoadOptions& options) {
   CLI::App* command = app.add_subcommand("load", "Load weights to a device, and say what limited the time");
   add_sources(*command, "FILES", options.files, ".safetensors files that hold one set of tensors together");
-  CLI::Option* device = add_device(*command, options.device);
-  CLI::Option* relay = add_repeatable(*command, "--relay", options.relay, "DEVICE",
-                                      "Another device, whose link helps to fill --device");
-  CLI::Option* group = add_repeatable(*command, "--group", options.group, "DEVICE",
-                                      "One of several devices that all receive, in place of --device")
-                           ->excludes(device)
-                           ->excludes(relay);
-  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one")
-      ->excludes(relay)
-      ->excludes(group);
+  add_device(*command, options.device);
+  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
   add_json(*command, options.json, "the same, with every tensor");
   command->footer(
       "Examples:\n"
       "  penstock load model.safetensors\n"
-      "  penstock load model.safetensors --device cuda:0 --relay cuda:1\n"
-      "      over the links of both\n"
-      "  penstock load model.safetensors --group cuda:0 --group cuda:1\n"
-      "      to both, each byte read once\n"
       "  penstock load model.safetensors --device host --json -");
 }
 

@@ -98,32 +98,6 @@ TEST_F(Load, SaysThatTheDiskLimitedIt) {
   EXPECT_THAT(result.output, HasSubstr("read 19.1 MiB from the disk, "));
 }
 
-TEST_F(Load, OtherDevicesHelpOrReceiveToo) {
-  write_model();
-  const std::string files = "one.safetensors two.safetensors ";
-  for (const bool all_receive : {false, true}) {
-    const std::string words =
-        files + (all_receive ? "--group host --group host:1" : "--device host --relay host:1");
-    const CommandResult result = load(words);
-    ASSERT_EQ(result.status, 0) << result.errors;
-    EXPECT_THAT(result.output,
-                HasSubstr(all_receive ? "97.7 KiB to host and host:1 in " : "97.7 KiB to host in "));
-    EXPECT_THAT(result.output, HasSubstr(" over the link of host\n"));
-    EXPECT_THAT(result.output, HasSubstr(" over the link of host:1\n"));
-    const json told = json::parse(load(words + " --json -").output);
-    EXPECT_EQ(told["receivers"], all_receive ? json({"host", "host:1"}) : json({"host"}));
-    EXPECT_EQ(told["bytes"], 100'005);
-    EXPECT_GE(told["threads"], 2);
-    std::size_t carried = 0;
-    for (const json& each : told["carried"]) carried += each["bytes"].get<std::size_t>();
-    EXPECT_GE(carried, 100'005u);
-  }
-  expect_complaint("one.safetensors --group host --device host:1", 2, "--device excludes --group");
-  expect_complaint("one.safetensors --group host --relay host:1", 2, "--relay excludes --group");
-  expect_complaint("one.safetensors --relay host:1 --profile p.json", 2, "--relay excludes --profile");
-  expect_complaint("one.safetensors --device host --relay nowhere", 1, "nowhere");
-}
-
 TEST_F(Load, FilesWithoutBytesLoad) {
   testing::write_safetensors(command_.home() / "none.safetensors", "{}", "");
   const CommandResult result = load("none.safetensors --device host");
