@@ -50,7 +50,7 @@ std::string bandwidth_table(const LinkMeasurement& measurement, const Look& look
   constexpr std::array columns{Column{"pinned H2D", "pinned_h2d"},   Column{"D2H", "pinned_d2h"},
                                Column{"driver H2D", "pageable_h2d"}, Column{"D2H", "pageable_d2h"},
                                Column{"staged H2D", "staged_h2d"},   Column{"D2H", "staged_d2h"},
-                               Column{"zero-copy", "zero_copy_h2d"}, Column{"D2D", "device_d2d"}};
+                               Column{"D2D", "device_d2d"}};
   std::vector<std::string> header{"size"};
   for (const Column& column : columns) header.emplace_back(column.title);
   Table table(std::move(header));

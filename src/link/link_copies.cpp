@@ -12,7 +12,6 @@ namespace {
 using Curve = LinkProfile::Curve;
 
 constexpr double kLeastSeconds = 1e-9;
-constexpr std::size_t kZeroCopyRow = 4 * kKiB;
 
 /// How one curve is measured: what to overwrite before, to repeat, and to compare afterwards.
 struct CurveWork {
@@ -44,23 +43,6 @@ CurveWork from_host(LinkRun& run, std::string_view name, const std::byte* source
   });
 }
 
-/// Runs on a stream of its own: on the stream that compares, the order would hide a missing wait.
-CurveWork zero_copy(LinkRun& run, std::string_view name) {
-  LinkBench& bench = run.bench;
-  const auto stream = std::make_shared<const Stream>(bench.device().create_stream());
-  const void* source = bench.device().device_address(bench.pinned_source());
-  return to_device(run, name, [&bench, stream, source](std::size_t bytes) {
-    const std::uint64_t rows = bytes / kZeroCopyRow;
-    stream->gather({.source = source,
-                    .source_rows = rows,
-                    .row_elements = kZeroCopyRow,
-                    .count = rows,
-                    .destination = bench.device_target(),
-                    .blocks = bench.device().info().tuning.link_blocks});
-    stream->synchronize();
-  });
-}
-
 CurveWork work_of(LinkRun& run, Curve curve) {
   const LinkBench& bench = run.bench;
   const std::string_view name = curve_name(curve);
@@ -77,8 +59,6 @@ CurveWork work_of(LinkRun& run, Curve curve) {
       return from_host(run, name, bench.pageable_source(), TransferPath::staged);
     case Curve::staged_d2h:
       return to_host(run, name, bench.pageable_target(), TransferPath::staged);
-    case Curve::zero_copy_h2d:
-      return zero_copy(run, name);
     case Curve::device_d2d:
       break;
   }

@@ -52,7 +52,6 @@ LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions&
       call("staged D2H", 1.5, Curve::staged_d2h),
       Step{"packed H2D", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::h2d); }},
       Step{"packed D2H", 3, [](LinkRun& run) { measure_packed(run, CopyDirection::d2h); }},
-      call("zero-copy H2D", 1.5, Curve::zero_copy_h2d),
       call("within the device", 1, Curve::device_d2d),
   };
 
@@ -76,7 +75,6 @@ LinkMeasurement measure_link(const Device& device, const LinkMeasurementOptions&
   }
   bench.report("done", 1);
 
-  result.profile.link = device.info().link;
   result.profile.measured = true;
   result.profile.measured_at = utc_now();
   result.verified_bytes = bench.verified_bytes();

@@ -11,6 +11,8 @@ namespace {
 using Curve = LinkProfile::Curve;
 using Gather = LinkProfile::Gather;
 
+// The share of the link's rate that kernels reach, unless it was measured.
+constexpr double kKernelShare = 0.8;
 // Kernels must be this many times as fast as copy engines to be worth their multiprocessors.
 constexpr double kWorthMultiprocessors = 1.25;
 // The host must be this many times as fast as either to be worth its processors.
@@ -30,8 +32,7 @@ double unmeasured_seconds(const LinkProfile& profile, const DeviceTuning& tuning
   const auto size = static_cast<double>(bytes);
   if (gather == Gather::host)
     return std::max(size / last_rate(profile, Curve::staged_h2d, link), tuning.host_sample_seconds);
-  if (gather == Gather::zero_copy)
-    return std::max(size / last_rate(profile, Curve::zero_copy_h2d, link), tuning.link_sample_seconds);
+  if (gather == Gather::zero_copy) return std::max(size / (kKernelShare * link), tuning.link_sample_seconds);
   if (bytes >= tuning.copied_sample_bytes) return size / link;
   return std::max(size / (tuning.small_copy_share * link), tuning.small_copy_seconds);
 }

@@ -162,8 +162,6 @@ std::string_view curve_name(Curve curve) noexcept {
       return "staged_h2d";
     case Curve::staged_d2h:
       return "staged_d2h";
-    case Curve::zero_copy_h2d:
-      return "zero_copy_h2d";
     case Curve::device_d2d:
       return "device_d2d";
   }
@@ -252,7 +250,6 @@ LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
   profile.device_uuid = link_identity(device);
   profile.driver = device.driver;
   profile.processor = topology.processor;
-  profile.link = device.link;
   profile.staging_threads = std::clamp(topology.processors - 1, 1u, tuning.staging_threads);
   profile.chunk_bytes = tuning.staged_chunks.front();
   profile.streaming_stores = false;
@@ -271,7 +268,6 @@ LinkProfile LinkProfile::defaults(const DeviceInfo& device) {
   line(Curve::pageable_d2h, 16e-6, std::min(link, kHostCopy));
   line(Curve::staged_h2d, 60e-6, staged);
   line(Curve::staged_d2h, 60e-6, staged);
-  line(Curve::zero_copy_h2d, 12e-6, 0.8 * link);
   line(Curve::device_d2d, tuning.copy_latency, tuning.device_copy_rate);
 
   const double packed = std::min(0.8 * link, kHostCopy);

@@ -27,8 +27,8 @@ using Gather = LinkProfile::Gather;
 
 constexpr pj::Format kLinkProfileFormat{"link profile", "penstock-link-profile", 3, "penstock link"};
 
-constexpr std::array kCurves{Curve::pinned_h2d, Curve::pinned_d2h, Curve::pageable_h2d,  Curve::pageable_d2h,
-                             Curve::staged_h2d, Curve::staged_d2h, Curve::zero_copy_h2d, Curve::device_d2d};
+constexpr std::array kCurves{Curve::pinned_h2d, Curve::pinned_d2h, Curve::pageable_h2d, Curve::pageable_d2h,
+                             Curve::staged_h2d, Curve::staged_d2h, Curve::device_d2d};
 constexpr std::array kGathers{Gather::zero_copy, Gather::copy_engine};
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;
@@ -98,11 +98,6 @@ json to_value(const LinkProfile& profile) {
           {"device_uuid", profile.device_uuid},
           {"driver", profile.driver},
           {"processor", profile.processor},
-          {"link",
-           {{"generation", profile.link.generation},
-            {"width", profile.link.width},
-            {"max_generation", profile.link.max_generation},
-            {"max_width", profile.link.max_width}}},
           {"measured", profile.measured},
           {"measured_at", profile.measured_at},
           {"staging_threads", profile.staging_threads},
@@ -122,12 +117,6 @@ LinkProfile from_value(const json& value) {
   profile.device_uuid = read_string(value, "device_uuid");
   profile.driver = read_string(value, "driver");
   profile.processor = read_string(value, "processor");
-  const json& link = member(value, "link");
-  const auto link_count = [&](const char* key) {
-    return static_cast<unsigned>(read_count(link, key, 0, 1024));
-  };
-  profile.link = {link_count("generation"), link_count("width"), link_count("max_generation"),
-                  link_count("max_width")};
   profile.measured = read_bool(value, "measured");
   profile.measured_at = read_string(value, "measured_at");
   profile.staging_threads = static_cast<unsigned>(read_count(value, "staging_threads", 1, 1024));

@@ -212,7 +212,7 @@ TEST(CommandLink, PutsTheProfileWhereItIsTold) {
   const fs::path file = command.home() / "kept" / "here.json";
   const CommandResult result = command.run(measure_and({"--profile", file.string(), "--json", "-"}));
   ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_EQ(json::parse(result.output)["series"].size(), 13u);
+  EXPECT_EQ(json::parse(result.output)["series"].size(), 12u);
   EXPECT_EQ(files_below(command.home()), std::vector<fs::path>{file});
 
   command.environment.emplace_back("XDG_CACHE_HOME=" + (command.home() / "xdg").string());

@@ -150,7 +150,7 @@ TEST_P(LoaderDeviceStaging, WhatFallsBackDoesAsTheLinkProfileSays) {
   faulty_->claim_batched_copies(true);
   LoaderOptions options = scaled("none", GatherPath::automatic);
   options.profile = LinkProfile::defaults(device_->info());
-  for (auto& point : options.profile->curves[LinkProfile::Curve::zero_copy_h2d]) point.seconds *= 100;
+  options.profile->gathers[LinkProfile::Gather::zero_copy] = {{64, 1e-6}, {512 * kKiB, 1e-2}};
   options.device_budget_bytes = kRing + kStaging;
   EXPECT_THAT(ways(Loader(dataset, *faulty_device_, options)), HasSubstr("copy-engine gather,"));
   options.device_budget_bytes = kRing + kStaging - 256;

@@ -71,11 +71,12 @@ LoaderOptions with(LoaderOptions options, const std::function<void(LoaderOptions
 LinkProfile measured(double zero_copy_gbps, double pinned_gbps) {
   LinkProfile profile;
   const std::size_t bytes = 64 * kMiB;
-  const auto point = [&](double gbps) {
-    return std::vector<LinkProfile::Point>{{bytes, static_cast<double>(bytes) / (gbps * kGB)}};
+  const auto points = [&](double gbps) {
+    return std::vector<LinkProfile::Point>{{1, 1 / (gbps * kGB)},
+                                           {bytes, static_cast<double>(bytes) / (gbps * kGB)}};
   };
-  profile.curves[LinkProfile::Curve::zero_copy_h2d] = point(zero_copy_gbps);
-  profile.curves[LinkProfile::Curve::pinned_h2d] = point(pinned_gbps);
+  if (zero_copy_gbps > 0) profile.gathers[LinkProfile::Gather::zero_copy] = points(zero_copy_gbps);
+  profile.curves[LinkProfile::Curve::pinned_h2d] = points(pinned_gbps);
   return profile;
 }
 

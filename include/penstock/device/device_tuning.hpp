@@ -56,9 +56,6 @@ struct DeviceTuning {
   std::size_t alone_pageable_bytes = 256 * kKiB;
   std::size_t alone_pinned_bytes = 64 * kKiB;
 
-  /// Blocks of a kernel that reads locked host memory, alone on the link; more than enough to fill it.
-  unsigned link_blocks = 16;
-
   // Batches.
 
   /// Smallest samples that get a copy each, until gathers were measured. A copy of a batch costs the host up

@@ -33,7 +33,6 @@ class LinkProfile {
     pageable_d2h,
     staged_h2d,
     staged_d2h,
-    zero_copy_h2d,  ///< a kernel reads locked host memory
     device_d2d,
   };
   /// Ways to make a batch out of samples drawn at random.
@@ -94,7 +93,6 @@ class LinkProfile {
   std::string device_uuid;  ///< the device's spec if it has no uuid
   std::string driver;
   std::string processor;
-  LinkInfo link;
   bool measured = false;    ///< false for defaults
   std::string measured_at;  ///< UTC, ISO 8601; empty for defaults
 
