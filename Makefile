@@ -8,18 +8,18 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Install what building, testing and linting need
-	@tools/setup.sh build test bench python lint tsan
+	@tools/setup.sh build test python lint tsan
 
 build: ## Build the library and the command: build/release/penstock
 	@tools/setup.sh build
 	@tools/build.sh release
 
 check: ## Build, run the unit tests and lint the changed files, without sanitizers, Python and installing
-	@tools/setup.sh build test bench python lint
+	@tools/setup.sh build test python lint
 	@tools/check.sh
 
 test: ## Run every test that needs no GPU, also under the sanitizers
-	@tools/setup.sh build test bench python lint tsan
+	@tools/setup.sh build test python lint tsan
 	@tools/test.sh
 
 pytest: ## Run single tests of Python with the sources as they lie here, without a wheel: T='test_loader.py -k resume'
@@ -41,7 +41,7 @@ differ: ## Compare feed and Loader with the bare DataLoader and NumPy on random 
 	@tools/python.sh differ --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
 
 mutants: ## Remove one thing at a time from the lines changed since SINCE=REV, and see whether a test notices; ARGS='--all --layer loader'
-	@tools/setup.sh build test bench python tsan
+	@tools/setup.sh build test python tsan
 	@tools/python.sh tool tools/mutants.py $(if $(SINCE),--since '$(SINCE)') $(ARGS)
 
 fuzz: ## Fuzz each parser of files for SECONDS=30, under the sanitizers
@@ -66,7 +66,7 @@ train: ## Train on Fashion-MNIST, fed in four ways; ARGS='--epochs 5 ...'
 	@tools/python.sh train $(ARGS)
 
 bench: ## Run the benchmarks on the host device
-	@tools/setup.sh build bench
+	@tools/setup.sh build
 	@tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
 	@tools/bench.sh
 
@@ -87,7 +87,7 @@ format: ## Format the sources
 	@tools/format.sh
 
 lint: ## Run clang-tidy, and check the format and the layers
-	@tools/setup.sh build test bench python lint
+	@tools/setup.sh build test python lint
 	@tools/lint.sh
 	@tools/format.sh --check
 	@tools/check_layers.py

@@ -14,7 +14,6 @@ for candidate in ${PYTHON:-} .venv/bin/python python3; do
   fi
 done
 
-build/release/benchmarks/bench_data
 build/release/benchmarks/bench_engine --device host --json build/bench.json
 build/release/benchmarks/bench_group --devices host:0,link=0.5,peer=4 host:1,link=0.5,peer=4 --chunk-kib 4096 \
   --json build/group.json

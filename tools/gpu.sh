@@ -90,7 +90,7 @@ case "${1:-}" in
     wants() {
       [[ $parts == *" $1 "* ]] && rm -f "${@:2}"
     }
-    tools/setup.sh build bench
+    tools/setup.sh build
     tools/build.sh release -DPENSTOCK_BUILD_BENCHMARKS=ON
     status=0
     if wants engine build/gpu-bench.json; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Provides the needs of a target: setup.sh GROUP...
 #
-# Groups: build, test, bench, python, lint, tsan, demo, pages. Installs missing packages with apt-get if that
+# Groups: build, test, python, lint, tsan, demo, pages. Installs missing packages with apt-get if that
 # is allowed. Otherwise names them and exits with a non-zero status. A build goes on without the optional ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -63,7 +63,6 @@ build  | optional, for PNG: libspng          | libspng-dev                  | ha
 build  | optional, for WebP: libwebp         | libwebp-dev                  | has_header webp/decode.h
 test   | GoogleTest                          | libgtest-dev                 | has_header gtest/gtest.h
 test   | GoogleMock                          | libgmock-dev                 | has_header gmock/gmock.h
-bench  | Google Benchmark                    | libbenchmark-dev             | has_header benchmark/benchmark.h
 python | Python 3.10 or newer, with venv     | python3 python3-venv         | has_python
 python | the headers of Python                 | python3-dev                  | has_python_headers
 lint   | clang-format 19                     | clang-format-19              | has_command clang-format-19
@@ -104,7 +103,7 @@ stop() {
 }
 
 for group in "$@"; do
-  [[ $group =~ ^(build|test|bench|python|lint|tsan|demo|pages)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
+  [[ $group =~ ^(build|test|python|lint|tsan|demo|pages)$ ]] || { echo "setup.sh: no group '$group'" >&2; exit 2; }
 done
 
 find_missing "$@"

@@ -45,7 +45,7 @@ class Setup(unittest.TestCase):
 
     def test_what_is_there_is_not_installed_again(self):
         self.put_apt_get("true")
-        result = self.run_setup("build", "test", "bench")
+        result = self.run_setup("build", "test")
         self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "", ""))
         self.assertEqual(self.apt_log(), "")
 
