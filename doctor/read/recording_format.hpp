@@ -66,7 +66,7 @@ struct Header {
   std::uint64_t text_bytes;     ///< of complete entries
   std::uint64_t dropped;        ///< records that CUPTI had no room for
   std::uint64_t without_place;  ///< calls whose stack could not be kept, as the text is full
-  std::uint32_t cupti_version;  ///< 0: CUPTI was not found
+  std::uint32_t unused;         ///< earlier recorders wrote the version of CUPTI
   State state;
   std::int64_t began;  ///< in seconds, as the times of files
   // Earlier recorders wrote no totals, and left zeros here.

@@ -33,7 +33,6 @@ class PythonStack {
  public:
   /// Looks for an interpreter in the process. False if there is none whose frames can be read. Takes no lock.
   bool attach() noexcept;
-  [[nodiscard]] bool attached() const noexcept { return attached_; }
   /// "3.12"; empty: no Python.
   [[nodiscard]] const char* version() const noexcept { return version_; }
 

@@ -509,7 +509,6 @@ void start() noexcept {
     file.note(why);
     return;
   }
-  cupti.get_version(&file.header().cupti_version);
   int id_type = 0;
   system_threads =
       cupti.thread_id_type != nullptr && cupti.thread_id_type(&id_type) == kCuptiSuccess && id_type == 1;

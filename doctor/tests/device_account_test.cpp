@@ -19,6 +19,7 @@
 namespace penstock {
 namespace {
 
+using test::device_accounts;
 using test::TimelineBuilder;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -102,33 +103,6 @@ TEST(DeviceAccount, TellsHiddenFromExposedCopies) {
   EXPECT_EQ(account.d2h.exposed, 10'000);
 }
 
-TEST(DeviceAccount, TellsCommunicationThatNoOtherKernelHides) {
-  TimelineBuilder builder;
-  builder.step(0, 100);
-  builder.kernel(0, 10, 40);
-  builder.kernel(1, 30, 80);
-  builder.timeline.work.back().label = communication_label(3);
-  builder.kernel(2, 70, 75);
-  const DeviceAccount account = account_of(builder);
-  EXPECT_EQ(account.part(DevicePart::kernel), 35'000);
-  EXPECT_EQ(account.part(DevicePart::communication), 35'000);
-  EXPECT_EQ(account.working(), 70'000);
-  EXPECT_EQ(sum_of(account), account.total());
-}
-
-TEST(DeviceAccount, TellsTheStartOfCuda) {
-  TimelineBuilder builder = whole_step();
-  builder.call(CallKind::other, 5, 18);   // 10-14 nothing runs, and nobody waits for a loader
-  builder.call(CallKind::other, 55, 65);  // 50-55 launch, 65-69 other
-  builder.call(CallKind::other, 60, 69, 3);
-  const DeviceAccount account = account_of(builder);
-  EXPECT_EQ(account.part(DevicePart::waiting_for_data), 10'000);
-  EXPECT_EQ(account.part(DevicePart::starting), 14'000);
-  EXPECT_EQ(account.part(DevicePart::launch_or_sync), 6'000);
-  EXPECT_EQ(account.part(DevicePart::other_idle), 4'000);
-  EXPECT_EQ(sum_of(account), account.total());
-}
-
 TEST(DeviceAccount, CountsOnlyWhatLiesInTheSteps) {
   TimelineBuilder builder = whole_step();
   builder.kernel(101, 100, 500);
@@ -147,17 +121,6 @@ TEST(DeviceAccount, TakesTheWholeRecordingIfNoStepsAreMarked) {
   EXPECT_EQ(account.steps, 0U);
   EXPECT_EQ(account.total(), 130'000);
   EXPECT_EQ(account.part(DevicePart::launch_or_sync), 45'000);
-}
-
-TEST(DeviceAccount, BlamesNobodyIfTheHostWasNotRecorded) {
-  TimelineBuilder builder = whole_step();
-  builder.timeline.host.clear();
-  builder.timeline.has_ops = builder.timeline.has_frames = false;
-  const DeviceAccount account = account_of(builder);
-  EXPECT_EQ(account.part(DevicePart::not_observed), 34'000);
-  EXPECT_EQ(account.part(DevicePart::waiting_for_data), 0);
-  EXPECT_EQ(account.part(DevicePart::launch_or_sync), 0);
-  EXPECT_EQ(sum_of(account), account.total());
 }
 
 TEST(DeviceAccount, BlamesNobodyIfCallsWereLeftOut) {
@@ -192,15 +155,6 @@ TEST(DeviceAccount, ObservesOnlyKernelsIfCopiesWereNotRecorded) {
   EXPECT_EQ(sum_of(account), account.total());
 }
 
-TEST(DeviceAccount, LooksOnlyAtThreadsThatLaunchKernels) {
-  TimelineBuilder builder = whole_step();
-  builder.loader_wait(50, 70, 1);  // a thread that reads ahead
-  builder.call(CallKind::stream_synchronize, 50, 70, 1);
-  const DeviceAccount account = account_of(builder);
-  EXPECT_EQ(account.part(DevicePart::waiting_for_data), 10'000);
-  EXPECT_EQ(account.part(DevicePart::other_idle), 9'000);
-}
-
 TEST(DeviceAccount, BlamesNobodyIfNoCallLaunchedTheKernels) {
   TimelineBuilder builder = whole_step();
   std::erase_if(builder.timeline.calls,
@@ -218,15 +172,6 @@ TEST(DeviceAccount, KeepsDevicesApart) {
   EXPECT_EQ(accounts[1].device, 3U);
   EXPECT_EQ(accounts[1].name, "Another");
   EXPECT_EQ(accounts[1].part(DevicePart::kernel), 5'000);
-}
-
-TEST(DeviceAccount, CountsCopiesWithinDevicesAsKernels) {
-  TimelineBuilder builder;
-  builder.step(0, 10);
-  builder.copy(CopyDirection::d2d, MemoryKind::device, 100, 0, 1, 2, 6);
-  const DeviceAccount account = account_of(builder);
-  EXPECT_EQ(account.part(DevicePart::kernel), 4'000);
-  EXPECT_EQ(account.h2d.count + account.d2h.count, 0U);
 }
 
 /// Random spans that overlap, also beyond the steps, on several threads, streams and devices.

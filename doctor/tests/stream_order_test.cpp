@@ -1,6 +1,5 @@
 #include "doctor/rules/stream_order.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,8 +14,6 @@
 
 namespace penstock {
 namespace {
-
-using ::testing::ElementsAre;
 
 constexpr TraceTime kAlways = std::numeric_limits<TraceTime>::min();
 
@@ -62,28 +59,6 @@ std::optional<TraceTime> naive_ready(const Timeline& timeline, const TimelineCop
     if (item.time.begin >= copy.time.end) return item.is_kernel ? std::optional(ready) : std::nullopt;
   }
   return std::nullopt;
-}
-
-TEST(StreamOrder, TellsWhenAStreamWasDoneBeforeACopyWhoseKernelIsNext) {
-  Timeline timeline;
-  timeline.work = {{{0, 5}, 7, 0}, {{4, 30}, 7, 1}, {{6, 40}, 8, 0}, {{20, 25}, 7, 0}};
-  add_copy(timeline, {10, 20}, 7);  // a kernel is next
-  add_copy(timeline, {12, 14}, 8);  // nothing is
-  add_copy(timeline, {30, 32}, 9);  // a copy is, and then a kernel
-  add_copy(timeline, {33, 34}, 9);
-  timeline.work.push_back({{40, 41}, 9, 0});
-  const auto copies = copies_of(timeline, [] { return true; });
-  EXPECT_THAT(
-      ready_before_kernels(timeline, 0, copies),
-      ElementsAre(std::optional<TraceTime>(5), std::nullopt, std::nullopt, std::optional<TraceTime>(32)));
-}
-
-TEST(StreamOrder, HasNothingBeforeTheFirstCopy) {
-  Timeline timeline;
-  add_copy(timeline, {10, 20}, 7);
-  timeline.work = {{{30, 31}, 7, 0}};
-  EXPECT_THAT(ready_before_kernels(timeline, 0, copies_of(timeline, [] { return true; })),
-              ElementsAre(std::optional<TraceTime>(kAlways)));
 }
 
 // Times are so few that beginnings and ends meet, copies overlap, and some take no time.

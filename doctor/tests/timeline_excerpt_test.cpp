@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -110,34 +109,6 @@ TEST(TimelineExcerpt, AccountsForEachMoment) {
       EXPECT_EQ(sum, diagnosis.accounts[0].part(part)) << device_part_label(part);
     }
   }
-}
-
-TEST(TimelineExcerpt, SaysIfTheHostWasNotRecorded) {
-  TimelineBuilder builder = pageable_steps(8);
-  builder.timeline.has_ops = builder.timeline.has_frames = false;
-  builder.timeline.host.clear();
-  const std::vector<ExcerptBar> parts = bars(excerpt(builder), "where the time goes");
-  EXPECT_EQ(parts.front().kind, "not observed");
-}
-
-TEST(TimelineExcerpt, SaysIfKernelsWereNotRecorded) {
-  TimelineBuilder builder = pageable_steps(8);
-  builder.timeline.has_kernels = false;
-  builder.timeline.work.clear();
-  const TimelineExcerpt shown = excerpt(builder);
-  const std::vector<ExcerptBar> parts = bars(shown, "where the time goes");
-  ASSERT_EQ(parts.size(), 1U);
-  EXPECT_EQ(parts.front().kind, "not observed");
-  EXPECT_EQ(parts.front().time, shown.window);
-}
-
-TEST(TimelineExcerpt, SaysIfCopiesWereNotRecorded) {
-  TimelineBuilder builder = pageable_steps(8);
-  builder.timeline.has_copies = false;
-  builder.timeline.copies.clear();
-  std::set<std::string> kinds;
-  for (const ExcerptBar& part : bars(excerpt(builder), "where the time goes")) kinds.emplace(part.kind);
-  EXPECT_EQ(kinds, (std::set<std::string>{"kernels", "not observed"}));
 }
 
 TEST(TimelineExcerpt, ChoosesStepsThatShowTheFindings) {

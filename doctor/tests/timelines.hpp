@@ -1,11 +1,13 @@
 #pragma once
 
+#include "doctor/timeline/device_activity.hpp"
 #include "doctor/timeline/timeline.hpp"
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace penstock::test {
 
@@ -77,5 +79,16 @@ class TimelineBuilder {
  private:
   std::uint32_t correlation_ = 0;
 };
+
+/// One account for each device that did anything, in the order of their numbers.
+inline std::vector<DeviceAccount> device_accounts(const Timeline& timeline) {
+  const TimeSpan window = account_window(timeline);
+  std::vector<DeviceAccount> accounts;
+  for (const std::uint16_t device : active_devices(timeline)) {
+    accounts.push_back(device_account(timeline, device, window, device_activity(timeline, device, window),
+                                      host_activity(timeline, device)));
+  }
+  return accounts;
+}
 
 }  // namespace penstock::test

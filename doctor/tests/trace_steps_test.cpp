@@ -1,4 +1,5 @@
 #include "doctor/rules/findings.hpp"
+#include "doctor/tests/timelines.hpp"
 #include "doctor/tests/traces.hpp"
 #include "doctor/timeline/device_account.hpp"
 
@@ -57,7 +58,7 @@ TEST(TraceSteps, AreNotTheLayersOfOnePass) {
   const Timeline pass = trace_of(trace_event("user_annotation", "execute_context", 0, 420'000) + input(20) +
                                  plain_layers(36) + kernel_event("sampler", 408'800, 60));
   EXPECT_THAT(pass.steps, IsEmpty());
-  const DeviceAccount account = device_accounts(pass).at(0);
+  const DeviceAccount account = test::device_accounts(pass).at(0);
   EXPECT_LT(account.share(DevicePart::kernel), 0.03) << "the GPU idles nearly all the time";
   EXPECT_EQ(account.h2d.count, 1U);
 }

@@ -227,14 +227,4 @@ std::vector<std::uint16_t> active_devices(const Timeline& timeline) {
   return {devices.begin(), devices.end()};
 }
 
-std::vector<DeviceAccount> device_accounts(const Timeline& timeline) {
-  const TimeSpan window = account_window(timeline);
-  std::vector<DeviceAccount> accounts;
-  for (const std::uint16_t device : active_devices(timeline)) {
-    accounts.push_back(device_account(timeline, device, window, device_activity(timeline, device, window),
-                                      host_activity(timeline, device)));
-  }
-  return accounts;
-}
-
 }  // namespace penstock

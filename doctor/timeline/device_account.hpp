@@ -72,7 +72,4 @@ struct DeviceAccount {
   [[nodiscard]] double per_step(TraceTime time) const noexcept;
 };
 
-/// One account for each device that did anything, in the order of their numbers.
-[[nodiscard]] std::vector<DeviceAccount> device_accounts(const Timeline& timeline);
-
 }  // namespace penstock

@@ -51,6 +51,7 @@ struct DeviceActivity {
                                                               const HostActivity& host);
 [[nodiscard]] DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, TimeSpan window,
                                            const DeviceActivity& activity, const HostActivity& host);
+/// In the order of their numbers.
 [[nodiscard]] std::vector<std::uint16_t> active_devices(const Timeline& timeline);
 
 }  // namespace penstock

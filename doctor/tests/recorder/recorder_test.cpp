@@ -641,13 +641,6 @@ TEST_F(Recorder, RecordsEachProcess) {
   EXPECT_NE(report.at("processes")[0].at("process"), report.at("processes")[1].at("process"));
 }
 
-TEST_F(Recorder, KeepsTheLastRecordsIfTheRingIsFull) {
-  command_.environment.emplace_back("PENSTOCK_RECORDS=90");
-  const CommandResult result = run({"init", "steps=50"});
-  EXPECT_EQ(result.status, 0);
-  EXPECT_THAT(result.errors, AllOf(HasSubstr("90 events"), HasSubstr("keeps the last 90 of 450 records")));
-}
-
 TEST_F(Recorder, CountsRecordsThatWereDropped) {
   command_.environment.emplace_back("FAKE_CUPTI_DROPS=1");
   EXPECT_THAT(run({"init", "steps=20"}).errors, HasSubstr("CUPTI had no room for 3 records"));

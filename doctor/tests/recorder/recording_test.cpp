@@ -797,64 +797,6 @@ TEST(Steps, AreTheRangesThatTheProgramMarks) {
   EXPECT_THAT(find_steps(two_names), IsEmpty());
 }
 
-TEST(Steps, AreTheShortestSequenceThatRepeats) {
-  Timeline timeline;
-  TraceTime time = 0;
-  const auto work = [&](std::uint16_t label, TraceTime idle) {
-    time += idle;
-    timeline.work.push_back({{time, time + 100}, 7, 0, label});
-    time += 100;
-  };
-  for (std::uint16_t i = 1; i < 8; ++i) work(static_cast<std::uint16_t>(100 + i), 5);  // getting ready
-  for (int i = 0; i < 20; ++i) {
-    for (const std::uint16_t label : {1, 2, 2, 1, 3}) work(label, label == 3 ? 50 : 5);
-  }
-  const std::vector<TimeSpan> steps = find_steps(timeline);
-  ASSERT_THAT(steps, SizeIs(::testing::AllOf(::testing::Ge(18U), ::testing::Le(20U))));
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    EXPECT_EQ(steps[i].end - steps[i].begin, 570);
-    if (i > 0) {
-      EXPECT_EQ(steps[i].begin, steps[i - 1].end);
-    }
-  }
-  // The longest pause begins a step.
-  EXPECT_EQ((steps[0].begin - timeline.work[7].time.begin) % 570, 415);
-}
-
-TEST(Steps, AreNotMadeUp) {
-  Timeline timeline;
-  std::mt19937 random(2);
-  for (int i = 0; i < 500; ++i)
-    timeline.work.push_back({{i * 10, i * 10 + 5}, 7, 0, static_cast<std::uint16_t>(1 + random() % 50)});
-  EXPECT_THAT(find_steps(timeline), IsEmpty());
-  timeline.work.resize(3);
-  EXPECT_THAT(find_steps(timeline), IsEmpty());
-  EXPECT_THAT(find_steps({}), IsEmpty());
-}
-
-/// Items of 5 ns, one each 10 ns.
-Timeline timeline_of(const std::vector<std::uint16_t>& labels) {
-  Timeline timeline;
-  for (const std::uint16_t label : labels) {
-    const auto begin = static_cast<TraceTime>(10 * timeline.work.size());
-    timeline.work.push_back({{begin, begin + 5}, 7, 0, label});
-  }
-  return timeline;
-}
-
-TEST(Steps, RepeatOftenAndFillMostOfTheTime) {
-  std::vector<std::uint16_t> labels;
-  for (int i = 0; i < 3; ++i) labels.insert(labels.end(), {1, 2, 3});
-  EXPECT_THAT(find_steps(timeline_of(labels)), IsEmpty());
-  for (int i = 0; i < 7; ++i) labels.insert(labels.end(), {1, 2, 3});
-  EXPECT_THAT(find_steps(timeline_of(labels)), SizeIs(::testing::Ge(8U)));
-  std::vector<std::uint16_t> others;
-  for (std::uint16_t i = 0; i < 100; ++i) others.push_back(static_cast<std::uint16_t>(100 + i));
-  labels.insert(labels.begin(), others.begin(), others.end());
-  labels.insert(labels.end(), others.begin(), others.end());
-  EXPECT_THAT(find_steps(timeline_of(labels)), IsEmpty());
-}
-
 TEST(Steps, MayDifferInTheSizesOfTheirCopies) {
   Timeline timeline;
   for (int i = 0; i < 20; ++i) {

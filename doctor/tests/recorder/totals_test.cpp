@@ -316,14 +316,6 @@ TEST_F(TotalsOfAFile, AreOfTheWholeRunIfTheRingWentRound) {
   EXPECT_EQ(run.other_calls.count, 0U);
 }
 
-TEST_F(TotalsOfAFile, AreLeftOutIfTheTimelineHasItAll) {
-  add_steps(10);
-  const Recording recording = read();
-  EXPECT_THAT(recording.timeline.copies, SizeIs(10));
-  EXPECT_FALSE(recording.whole_run);
-  EXPECT_THAT(recording.timeline.notes, IsEmpty());
-}
-
 TEST_F(TotalsOfAFile, JoinKindsOfCopiesThatAreTheSame) {
   add_steps(10);
   file_.add(copy_of(3, 0x301, 0, 6 * kSecond));  // to an array
@@ -349,32 +341,6 @@ TEST_F(TotalsOfAFile, JoinKindsOfCopiesThatAreTheSame) {
   ASSERT_NE(waits, run.lines.end());
   EXPECT_EQ(recording.timeline.names.at(waits->name.value_or(99)), "train.py(2): main");
   EXPECT_DOUBLE_EQ(waits->sum.seconds, 1);
-}
-
-TEST_F(TotalsOfAFile, AreExactIfThreadsAddAtOnce) {
-  run_at_once(4, [&](int thread) {
-    for (std::int64_t i = 1; i <= 5000; ++i)
-      file_.add(call_of(static_cast<std::uint64_t>(i % 2 + 1), CallKind::copy, 10 * i + thread), 3);
-  });
-  const Recording recording = read();
-  ASSERT_TRUE(recording.whole_run);
-  ASSERT_THAT(recording.whole_run->lines, SizeIs(2));
-  for (const RunLine& line : recording.whole_run->lines) {
-    EXPECT_EQ(line.sum.count, 10'000U);
-    EXPECT_EQ(line.sum.bytes, 30'000U);
-  }
-  EXPECT_EQ(file_.header().first, 10);
-}
-
-TEST_F(TotalsOfAFile, OfMorePlacesThanItHasRoomForAreOfTheOthers) {
-  const std::uint64_t places = recording::kTotalSlots + 5000;
-  for (std::uint64_t place = 1; place <= places; ++place) file_.add(call_of(place, CallKind::copy, 1000), 2);
-  const Recording recording = read();
-  ASSERT_TRUE(recording.whole_run);
-  const WholeRun& run = *recording.whole_run;
-  EXPECT_GE(run.other_calls.count, 5000U);
-  EXPECT_EQ(run.other_calls.count + run.lines.size(), places);
-  EXPECT_EQ(run.other_calls.bytes, 2 * run.other_calls.count);
 }
 
 TEST_F(TotalsOfAFile, OfAnEarlierRecorderAreNotThere) {
@@ -481,24 +447,6 @@ TEST_F(TotalsOfAFile, AreCutShortIfTheirEndIsMissing) {
       "a recording");
   EXPECT_FALSE(recording.whole_run);
   EXPECT_THAT(recording.timeline.notes, Contains(HasSubstr("Totals of the whole run: the recording is")));
-}
-
-TEST_F(TotalsOfAFile, DamagedAnywhereGiveSumsOrNone) {
-  add_steps(100);
-  const std::vector<Total> whole(totals().begin(), totals().end());
-  std::mt19937 random(3);
-  for (int i = 0; i < 300; ++i) {
-    for (int j = 0; j < 4; ++j) {
-      std::span<std::byte> bytes = std::as_writable_bytes(totals().first(kOtherTotals + 64));
-      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
-    }
-    const Recording recording = read();
-    if (recording.whole_run) {
-      EXPECT_GE(recording.whole_run->seconds, recording.whole_run->timeline_seconds);
-      EXPECT_LE(recording.whole_run->other_calls.count, std::uint64_t{1} << 60);
-    }
-    std::ranges::copy(whole, totals().begin());
-  }
 }
 
 TEST(RecordingCorpus, HasWholeRuns) {
