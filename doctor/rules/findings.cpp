@@ -3,8 +3,6 @@
 #include "doctor/rules/not_examined.hpp"
 #include "doctor/rules/rule.hpp"
 
-#include <penstock/transfer/link_profile.hpp>
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,8 +27,8 @@ double least_step(const DeviceView& view) {
   for (const ViewedCopy& viewed : view.copies) {
     if (viewed.copy->direction == CopyDirection::h2d) bytes += static_cast<double>(viewed.copy->bytes);
   }
-  if (view.profile == nullptr) return kernels;
   const auto input = static_cast<std::size_t>(bytes / view.steps());
+  if (view.profile == nullptr || input == 0) return kernels;
   return std::max(kernels, view.profile->predict(input, 1, {MemoryKind::pinned, MemoryKind::device}));
 }
 
