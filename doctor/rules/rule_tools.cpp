@@ -14,27 +14,6 @@ namespace penstock {
 
 namespace {
 
-/// All stacks of a place.
-struct PlaceSum {
-  FindingPlace place;
-  TraceTime held = 0;
-  std::pair<std::uint64_t, double> most;  ///< calls and seconds of one stack
-  std::uint32_t frame = kNoName;          ///< that has them
-};
-
-void add_to(PlaceSum& sum, const FindingPlace& known, TraceTime held, std::uint32_t frame) {
-  FindingPlace& place = sum.place;
-  place.count += known.count;
-  place.bytes += known.bytes;
-  place.seconds += known.seconds;
-  if (known.idle_seconds) place.idle_seconds = place.idle_seconds.value_or(0) + *known.idle_seconds;
-  sum.held += held;
-  const std::pair stack(known.count, known.seconds);
-  if (stack <= sum.most) return;
-  sum.most = stack;
-  sum.frame = frame;
-}
-
 bool is_regular(const DeviceView& view, const std::vector<bool>& active,
                 const std::vector<TraceTime>& times) {
   constexpr std::size_t kOften = 3;
@@ -45,23 +24,20 @@ bool is_regular(const DeviceView& view, const std::vector<bool>& active,
 }  // namespace
 
 void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
-  FindingPlace& place = places_[{site.frame, site.op}];
-  ++place.count;
-  place.bytes += bytes;
-  place.seconds += static_cast<double>(time.end - time.begin) * 1e-9;
+  add(site, static_cast<double>(time.end - time.begin) * 1e-9);
+  places_[{site.frame, site.op}].place.bytes += bytes;
   times_.push_back(time);
 }
 
 void Places::add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, TraceTime idle) {
   add(site, bytes, time);
-  const Key key{site.frame, site.op};
-  held_[key] += std::min(time.end - time.begin, idle);
-  std::optional<double>& seconds = places_[key].idle_seconds;
-  seconds = seconds.value_or(0) + static_cast<double>(idle) * 1e-9;
+  auto& [place, held] = places_[{site.frame, site.op}];
+  held += std::min(time.end - time.begin, idle);
+  place.idle_seconds = place.idle_seconds.value_or(0) + static_cast<double>(idle) * 1e-9;
 }
 
 void Places::add(const CallSite& site, double seconds) {
-  FindingPlace& place = places_[{site.frame, site.op}];
+  FindingPlace& place = places_[{site.frame, site.op}].place;
   ++place.count;
   place.seconds += seconds;
 }
@@ -70,24 +46,35 @@ void Places::fill(Finding& finding, const Timeline& timeline) const {
   const auto text = [&timeline](std::uint32_t name) {
     return name != kNoName ? timeline.names[name] : std::string();
   };
-  std::map<std::pair<std::string, std::string>, PlaceSum> sums;
+  struct Sum : Known {
+    std::pair<std::uint64_t, double> most;  ///< calls and seconds of one stack
+    std::uint32_t frame = kNoName;          ///< that has them
+  };
+  std::map<std::pair<std::string, std::string>, Sum> sums;
   for (const auto& [site, known] : places_) {
-    const auto held = held_.find(site);
-    add_to(sums[{text(site.first), text(site.second)}], known, held != held_.end() ? held->second : 0,
-           site.first);
+    Sum& sum = sums[{text(site.first), text(site.second)}];
+    sum.place.count += known.place.count;
+    sum.place.bytes += known.place.bytes;
+    sum.place.seconds += known.place.seconds;
+    if (known.place.idle_seconds)
+      sum.place.idle_seconds = sum.place.idle_seconds.value_or(0) + *known.place.idle_seconds;
+    sum.held += known.held;
+    const std::pair stack(known.place.count, known.place.seconds);
+    if (stack > std::exchange(sum.most, std::max(sum.most, stack))) sum.frame = site.first;
   }
-  std::vector<std::pair<TraceTime, FindingPlace>> list;
+  std::vector<Known> list;
   for (auto& [texts, sum] : sums) {
     std::tie(sum.place.function, sum.place.op) = texts;
     sum.place.stack = stack_of(timeline, sum.frame);
-    list.emplace_back(sum.held, std::move(sum.place));
+    list.push_back(std::move(sum));
   }
-  const auto order = [](const auto& entry) {
-    const auto& [held, place] = entry;
-    return std::tuple(-held, -place.seconds, std::string_view(place.function), std::string_view(place.op));
+  const auto order = [](const Known& known) {
+    const FindingPlace& place = known.place;
+    return std::tuple(-known.held, -place.seconds, std::string_view(place.function),
+                      std::string_view(place.op));
   };
   std::ranges::sort(list, {}, order);
-  for (auto& [held, place] : list) finding.places.push_back(std::move(place));
+  for (Known& known : list) finding.places.push_back(std::move(known.place));
   finding.evidence = span_list(times_);
 }
 

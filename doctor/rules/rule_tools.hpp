@@ -26,8 +26,12 @@ class Places {
  private:
   using Key = std::pair<std::uint32_t, std::uint32_t>;  ///< frame and operator
 
-  std::map<Key, FindingPlace> places_;
-  std::map<Key, TraceTime> held_;  ///< by which waits hold the device up
+  struct Known {
+    FindingPlace place;
+    TraceTime held = 0;  ///< by which waits hold the device up
+  };
+
+  std::map<Key, Known> places_;
   std::vector<TimeSpan> times_;
 };
 
