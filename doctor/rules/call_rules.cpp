@@ -52,10 +52,11 @@ std::vector<HostWait> host_waits(const DeviceView& view, bool of_launching) {
     }
   }
   std::vector<HostWait> waits;
-  for (const KnownCall& known : view.calls) {
+  for (const KnownCall& known : view.shared.calls) {
     const TimelineCall& call = view.call(known);
     if (view.is_of_launching_thread(known) != of_launching) continue;
-    if (!view.is_within(call.time.begin) || known.site.in_wait || view.waits_for_inputs.contains(&known))
+    if (!view.is_within(call.time.begin) || known.site.in_wait ||
+        view.shared.waits_for_inputs.contains(&known))
       continue;
     if (const auto waiting = waiting_copies.find(&known); waiting != waiting_copies.end())
       waits.push_back({&known, call.time, waiting->second->copy->bytes});
@@ -84,7 +85,7 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
   std::vector<TimeSpan> gaps;
   std::vector<TraceTime> times;
   std::vector<bool> threads(view.host.launches.size());
-  for (const KnownCall& known : view.calls) {
+  for (const KnownCall& known : view.shared.calls) {
     const TimelineCall& call = view.call(known);
     if (call.kind != kind && call.kind != opposite) continue;
     if (call.time.begin < steps[first].begin || !view.is_within(call.time.begin)) continue;

@@ -101,9 +101,8 @@ DeviceView view_device(const TimelineView& of, std::uint16_t device, const Diagn
   SpanList explained = merge(host.waits, host.starts);
   std::vector<QuietTime> own_work = quiet_times(timeline, host, of.window);
   std::vector<bool> host_steps = active_steps_of_threads(timeline, host.launches, of.window);
-  DeviceView view{.timeline = timeline,
-                  .calls = of.calls,
-                  .waits_for_inputs = of.waits_for_inputs,
+  DeviceView view{.shared = of,
+                  .timeline = timeline,
                   .host = host,
                   .account = std::move(account),
                   .kernels = SpanIndex(std::move(activity.kernels)),

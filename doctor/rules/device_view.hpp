@@ -47,9 +47,8 @@ struct TimelineView {
 
 /// What the rules look at: one device's part of a timeline.
 struct DeviceView {
+  const TimelineView& shared;
   const Timeline& timeline;
-  const std::vector<KnownCall>& calls;                 ///< as of TimelineView
-  const std::set<const KnownCall*>& waits_for_inputs;  ///< as of TimelineView
   HostActivity host;
   DeviceAccount account;
   SpanIndex kernels;
