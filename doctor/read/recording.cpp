@@ -11,13 +11,12 @@
 
 #include <penstock/core/error.hpp>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -615,34 +614,6 @@ class RecordingParser {
   std::uint64_t incomplete_ = 0;
 };
 
-class OpenFile {
- public:
-  explicit OpenFile(const std::filesystem::path& file)
-      : name_(file.string()), descriptor_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (descriptor_ < 0) throw Error(fmt::format("{} cannot be read: {}.", name_, std::strerror(errno)));
-  }
-  ~OpenFile() { ::close(descriptor_); }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-
-  std::size_t operator()(std::uint64_t offset, std::span<std::byte> destination) const {
-    std::size_t got = 0;
-    while (got < destination.size()) {
-      const ssize_t more = ::pread(descriptor_, destination.data() + got, destination.size() - got,
-                                   static_cast<off_t>(offset + got));
-      if (more < 0 && errno == EINTR) continue;
-      if (more < 0) throw Error(fmt::format("{} cannot be read: {}.", name_, std::strerror(errno)));
-      if (more == 0) break;
-      got += static_cast<std::size_t>(more);
-    }
-    return got;
-  }
-
- private:
-  std::string name_;
-  int descriptor_;
-};
-
 }  // namespace
 
 Recording parse_recording(BytesAt bytes, const std::string& file) {
@@ -650,7 +621,18 @@ Recording parse_recording(BytesAt bytes, const std::string& file) {
 }
 
 Recording read_recording(const std::filesystem::path& file) {
-  OpenFile bytes(file);
+  std::ifstream in(file, std::ios::binary);
+  const auto check = [&](bool is_bad) {
+    if (is_bad) throw Error(fmt::format("{} cannot be read: {}.", file.string(), std::strerror(errno)));
+  };
+  check(!in.is_open());
+  const auto bytes = [&](std::uint64_t offset, std::span<std::byte> destination) {
+    in.clear();
+    in.seekg(static_cast<std::streamoff>(offset));
+    in.read(reinterpret_cast<char*>(destination.data()), static_cast<std::streamsize>(destination.size()));
+    check(in.bad());
+    return static_cast<std::size_t>(in.gcount());
+  };
   Recording recording = parse_recording(bytes, file.string());
   recording.file = file;
   return recording;
