@@ -5,32 +5,11 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
-#include <optional>
 #include <string>
 #include <utility>
 
 namespace penstock::python {
 namespace {
-
-constexpr const char* kLegacyName = "dltensor";
-constexpr const char* kVersionedName = "dltensor_versioned";
-
-template <typename Managed>
-nb::object make_capsule(Managed* managed, const char* name, PyCapsule_Destructor destructor) {
-  PyObject* capsule = PyCapsule_New(managed, name, destructor);
-  if (capsule == nullptr) {
-    managed->deleter(managed);
-    throw nb::python_error();
-  }
-  return nb::steal(capsule);
-}
-
-template <typename Managed>
-void drop_unused(PyObject* capsule, const char* name) {
-  if (PyCapsule_IsValid(capsule, name) == 0) return;  // taken: the consumer has renamed it
-  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
-  managed->deleter(managed);
-}
 
 // A stream, named in DLPack's way: the driver's handle, or 1 for the legacy default stream (handle null).
 struct ConsumerStream {
@@ -61,18 +40,9 @@ nb::object to_dlpack(const DeviceArray& array, nb::handle stream, nb::handle max
   }
   const TensorView view = leaf.view(array.storage, const_cast<std::byte*>(leaf.data), leaf.device);
   if (!max_version.is_none() && nb::cast<int>(max_version[0]) >= 1) {
-    return make_capsule(make_managed(view), kVersionedName, [](PyObject* self) {
-      drop_unused<dlpack::ManagedTensorVersioned>(self, kVersionedName);
-    });
+    return make_capsule(make_managed(view));
   }
-  return make_capsule(make_legacy_managed(view), kLegacyName,
-                      [](PyObject* self) { drop_unused<dlpack::ManagedTensor>(self, kLegacyName); });
-}
-
-nb::tuple shape_of(const DeviceArray& array) {
-  nb::list list;
-  for (std::int32_t axis = 0; axis < array.leaf.ndim(); ++axis) list.append(array.leaf.shape()[axis]);
-  return nb::tuple(list);
+  return make_capsule(make_legacy_managed(view));
 }
 
 std::string dtype_of(const DeviceArray& array) { return array.leaf.dtype_name(); }
@@ -92,7 +62,7 @@ nb::dict cuda_array_interface(const DeviceArray& array) {
     array.storage->hand_to(nullptr);
   }
   nb::dict answer;
-  answer["shape"] = shape_of(array);
+  answer["shape"] = shape_of(leaf);
   answer["typestr"] = (item_bytes == 1 ? "|" : "<") +
                       std::string(1, leaf.dtype.code == dlpack::kBool ? 'b' : kinds[leaf.dtype.code]) +
                       std::to_string(item_bytes);
@@ -113,17 +83,12 @@ bool read_array(Leaf& leaf, PyObject* object) {
   return true;
 }
 
-nb::object make_array(std::shared_ptr<DeviceStorage> storage, const TensorView& view) {
-  DeviceArray array{std::move(storage), {}};
-  const dlpack::Tensor described{view.data,
-                                 view.device,
-                                 view.ndim,
-                                 view.dtype,
-                                 const_cast<std::int64_t*>(view.shape),
-                                 const_cast<std::int64_t*>(view.strides),
-                                 0};
-  (void)fill_leaf(array.leaf, described);
-  return nb::cast(std::move(array));
+nb::object make_array(std::shared_ptr<DeviceStorage> storage, Leaf leaf, const std::byte* at,
+                      dlpack::Device on) {
+  leaf.source = {};
+  leaf.data = at;
+  leaf.device = on;
+  return nb::cast(DeviceArray{std::move(storage), std::move(leaf)});
 }
 
 void bind_arrays(nb::module_& module) {
@@ -132,7 +97,9 @@ void bind_arrays(nb::module_& module) {
       "An array on a GPU, which penstock returns if PyTorch is not imported. CuPy, JAX and\n"
       "others take it by DLPack (`cupy.from_dlpack(array)`) without a copy, Numba by\n"
       "`__cuda_array_interface__`. A stream that takes an array must outlive it.")
-      .def_prop_ro("shape", &shape_of, nb::sig("def shape(self) -> tuple[int, ...]"), "Extent of each axis.")
+      .def_prop_ro(
+          "shape", [](const DeviceArray& array) { return shape_of(array.leaf); },
+          nb::sig("def shape(self) -> tuple[int, ...]"), "Extent of each axis.")
       .def_prop_ro("dtype", &dtype_of, "Name of the element type: \"float32\", \"bfloat16\", ...")
       .def_prop_ro("nbytes", [](const DeviceArray& array) { return array.leaf.bytes; })
       .def_prop_ro("__cuda_array_interface__", &cuda_array_interface,
@@ -150,7 +117,7 @@ void bind_arrays(nb::module_& module) {
              return std::pair<int, int>(array.leaf.device.type, array.leaf.device.index);
            })
       .def("__repr__", [](const DeviceArray& array) {
-        return "penstock.Array(shape=" + nb::cast<std::string>(nb::repr(shape_of(array))) +
+        return "penstock.Array(shape=" + nb::cast<std::string>(nb::repr(shape_of(array.leaf))) +
                ", dtype=" + dtype_of(array) + ", device=cuda:" + std::to_string(array.leaf.device.index) +
                ")";
       });

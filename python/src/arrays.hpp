@@ -20,8 +20,9 @@ struct DeviceArray {
 /// Fills `leaf` from a DeviceArray. False for anything else.
 [[nodiscard]] bool read_array(Leaf& leaf, PyObject* object);
 
-/// A DeviceArray over `view`.
-[[nodiscard]] nb::object make_array(std::shared_ptr<DeviceStorage> storage, const TensorView& view);
+/// A DeviceArray as `leaf` describes it.
+[[nodiscard]] nb::object make_array(std::shared_ptr<DeviceStorage> storage, Leaf leaf, const std::byte* at,
+                                    dlpack::Device on);
 
 void bind_arrays(nb::module_& module);
 

@@ -41,8 +41,9 @@ struct Tensor {
   std::uint64_t byte_offset = 0;
 };
 
-/// The content of a capsule named "dltensor".
+/// The content of a capsule without a version.
 struct ManagedTensor {
+  static constexpr const char* kCapsule = "dltensor";
   Tensor tensor;
   void* context = nullptr;
   void (*deleter)(ManagedTensor*) = nullptr;
@@ -53,8 +54,8 @@ struct Version {
   std::uint32_t minor = 1;
 };
 
-/// The content of a capsule named "dltensor_versioned".
 struct ManagedTensorVersioned {
+  static constexpr const char* kCapsule = "dltensor_versioned";
   Version version;
   void* context = nullptr;
   void (*deleter)(ManagedTensorVersioned*) = nullptr;

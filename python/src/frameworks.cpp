@@ -197,6 +197,17 @@ Leaf describe(DType dtype, const std::vector<std::size_t>& shape) {
   return leaf;
 }
 
+nb::object make_on_host(const Leaf& leaf, std::shared_ptr<Storage> storage, std::byte* at, bool for_torch) {
+  const TensorView view = leaf.view(std::move(storage), at, {});
+  return for_torch ? Torch::get()->make(view) : NumPy::get()->make(view);
+}
+
+nb::tuple shape_of(const Leaf& leaf) {
+  nb::list shape;
+  for (std::int32_t axis = 0; axis < leaf.ndim(); ++axis) shape.append(leaf.shape()[axis]);
+  return nb::tuple(shape);
+}
+
 bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor) {
   if (tensor.dtype.lanes != 1 || tensor.dtype.bits % 8 != 0) return false;
   const auto axes = static_cast<std::size_t>(tensor.ndim);
@@ -303,20 +314,7 @@ nb::object Torch::make(const TensorView& view) {
     if (api_->from_managed(make_managed(view), &object) != 0) throw nb::python_error();
     return nb::steal(static_cast<PyObject*>(object));
   }
-  dlpack::ManagedTensor* managed = make_legacy_managed(view);
-  PyObject* capsule = PyCapsule_New(managed, "dltensor", [](PyObject* self) {
-    if (PyCapsule_IsValid(self, "dltensor") == 0) return;  // taken: the consumer has renamed it
-    auto* unused = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
-    unused->deleter(unused);
-  });
-  if (capsule == nullptr) {
-    managed->deleter(managed);
-    throw nb::python_error();
-  }
-  const nb::object owner = nb::steal(capsule);
-  PyObject* tensor = PyObject_CallFunctionObjArgs(from_dlpack_, capsule, nullptr);
-  if (tensor == nullptr) throw nb::python_error();
-  return nb::steal(tensor);
+  return nb::handle(from_dlpack_)(make_capsule(make_legacy_managed(view)));
 }
 
 std::shared_ptr<Storage> Torch::allocate(int device_index, std::size_t bytes) {

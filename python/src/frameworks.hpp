@@ -68,8 +68,29 @@ struct Leaf {
 /// The description of an array without gaps, of which nothing lies anywhere yet.
 [[nodiscard]] Leaf describe(DType dtype, const std::vector<std::size_t>& shape);
 
+/// PyTorch's tensor, or NumPy's array, as `leaf` describes it over memory of the host.
+[[nodiscard]] nb::object make_on_host(const Leaf& leaf, std::shared_ptr<Storage> storage, std::byte* at,
+                                      bool for_torch);
+/// The extents of its axes.
+[[nodiscard]] nb::tuple shape_of(const Leaf& leaf);
+
 /// Fills `leaf` from `tensor`. False if its elements have gaps or overlap, or do not have a size in bytes.
 [[nodiscard]] bool fill_leaf(Leaf& leaf, const dlpack::Tensor& tensor);
+
+/// DLPack's capsule of a tensor. It calls the deleter if nobody takes the tensor out.
+template <typename Managed>
+nb::object make_capsule(Managed* managed) {
+  PyObject* capsule = PyCapsule_New(managed, Managed::kCapsule, [](PyObject* self) {
+    if (PyCapsule_IsValid(self, Managed::kCapsule) == 0) return;  // taken: the consumer has renamed it
+    auto* unused = static_cast<Managed*>(PyCapsule_GetPointer(self, Managed::kCapsule));
+    unused->deleter(unused);
+  });
+  if (capsule == nullptr) {
+    managed->deleter(managed);
+    throw nb::python_error();
+  }
+  return nb::steal(capsule);
+}
 
 /// PyTorch, if the program has imported it. Uses its C functions for DLPack if it has them (2.10 and newer),
 /// otherwise its Python functions. The interpreter's lock is held in all calls.

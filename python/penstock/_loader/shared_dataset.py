@@ -72,9 +72,9 @@ class SharedDataset:
         # What another process says is data, and never code.
         note = json.loads(fields.note)
         if note is None:  # files; NumPy lacks bfloat16
-            tensors = [i for i, dtype in enumerate(fields.dtypes) if dtype == "bfloat16"]
-            note = {"keys": fields.names, "type": None, "tensors": tensors}
-        self.data = _built(note, [_array(fields, i, i in note["tensors"]) for i in range(len(fields.names))])
+            tensors = [i for i, (_, dtype) in enumerate(fields.fields) if dtype == "bfloat16"]
+            note = {"keys": [name for name, _ in fields.fields], "type": None, "tensors": tensors}
+        self.data = _built(note, [_array(fields, i, i in note["tensors"]) for i in range(len(fields.fields))])
         """The arrays, as `make` returned them. They lie in the shared memory: do not write to them."""
 
     @property
@@ -92,7 +92,8 @@ class SharedDataset:
 
     def __repr__(self) -> str:
         where = "made here" if self.made_here else "made by another process"
-        return f"<penstock.SharedDataset of {', '.join(self._fields.names)}: {self.nbytes} bytes, {where}>"
+        names = ", ".join(name for name, _ in self._fields.fields)
+        return f"<penstock.SharedDataset of {names}: {self.nbytes} bytes, {where}>"
 
 
 # How many datasets of each name this process has shared: they have keys of their own.

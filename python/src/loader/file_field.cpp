@@ -103,8 +103,7 @@ nb::object sample(const FileField& self, std::int64_t index) {
   const auto storage = std::make_shared<SampleStorage>(self.file.sample_bytes(self.field));
   self.file.gather(self.field, indices, storage->bytes());
   const Leaf leaf = describe(field_of(self).dtype, field_of(self).shape);
-  const TensorView view = leaf.view(storage, storage->data(), {});
-  return Torch::get() != nullptr ? Torch::get()->make(view) : NumPy::get()->make(view);
+  return make_on_host(leaf, storage, storage->data(), Torch::get() != nullptr);
 }
 
 }  // namespace

@@ -1,41 +1,13 @@
 #include "loader/lease_storage.hpp"
 
-#include "arrays.hpp"
 #include "frameworks.hpp"
 #include "signals.hpp"
 
 #include <chrono>
-#include <cstdint>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace penstock::python {
-namespace {
-
-nb::object make_field(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
-                      const DeviceField& field) {
-  const auto ndim = field.shape.size();
-  std::vector<std::int64_t> shape(field.shape.begin(), field.shape.end());
-  std::vector<std::int64_t> strides(ndim);
-  std::int64_t elements = 1;
-  for (std::size_t axis = ndim; axis-- > 0;) {
-    strides[axis] = elements;
-    elements *= shape[axis];
-  }
-  const bool cuda = engine.is_cuda();
-  const TensorView view{storage,
-                        field.data,
-                        {cuda ? dlpack::kCuda : dlpack::kCpu, cuda ? engine.index() : 0},
-                        dlpack_of(field.dtype),
-                        static_cast<std::int32_t>(ndim),
-                        shape.data(),
-                        strides.data()};
-  if (Torch* torch = Torch::get(); torch != nullptr) return torch->make(view);
-  return cuda ? make_array(storage, view) : NumPy::get()->make(view);
-}
-
-}  // namespace
 
 LeaseStorage::LeaseStorage(Device device, std::shared_ptr<const Stream> stream, DeviceBatch batch)
     : device_(std::move(device)), stream_(std::move(stream)), batch_(std::move(batch)) {}
@@ -90,7 +62,9 @@ nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& 
   const DeviceBatch& leased = storage->batch();
   nb::list arrays;
   for (std::size_t f = 0; f < leased.field_count(); ++f) {
-    arrays.append(make_field(engine, storage, leased.field(f)));
+    const DeviceField& field = leased.field(f);
+    const Leaf leaf = describe(field.dtype, field.shape);
+    arrays.append(engine.make(leaf, storage, field.data, Torch::get() != nullptr));
   }
   return arrays;
 }

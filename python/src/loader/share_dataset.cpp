@@ -69,29 +69,24 @@ nb::object shared_array(const SharedFields& fields, std::size_t field, bool for_
   Shape shape = dataset.field(field).shape;
   shape.insert(shape.begin(), static_cast<std::size_t>(dataset.sample_count()));
   auto* const at = const_cast<std::byte*>(dataset.memory(field).data());
-  const Leaf leaf = describe(dataset.field(field).dtype, shape);
-  const TensorView view = leaf.view(fields.storage, at, {});
-  return for_torch ? Torch::get()->make(view) : NumPy::get()->make(view);
+  return make_on_host(describe(dataset.field(field).dtype, shape), fields.storage, at, for_torch);
 }
 
 }  // namespace
 
 void bind_share_dataset(nb::module_& module) {
   nb::class_<SharedFields>(module, "SharedFields", "Fields in pages that other processes have too.")
-      .def_prop_ro("names",
-                   [](const SharedFields& self) {
-                     std::vector<std::string> names;
-                     for (std::size_t f = 0; f < self.shared.dataset.field_count(); ++f)
-                       names.push_back(self.shared.dataset.field(f).name);
-                     return names;
-                   })
-      .def_prop_ro("dtypes",
-                   [](const SharedFields& self) {
-                     std::vector<std::string> names;
-                     for (std::size_t f = 0; f < self.shared.dataset.field_count(); ++f)
-                       names.emplace_back(dtype_name(self.shared.dataset.field(f).dtype));
-                     return names;
-                   })
+      .def_prop_ro(
+          "fields",
+          [](const SharedFields& self) {
+            std::vector<std::pair<std::string, std::string>> fields;
+            for (std::size_t f = 0; f < self.shared.dataset.field_count(); ++f) {
+              const Field& field = self.shared.dataset.field(f);
+              fields.emplace_back(field.name, dtype_name(field.dtype));
+            }
+            return fields;
+          },
+          "The name and the dtype of each.")
       .def_prop_ro("note",
                    [](const SharedFields& self) {
                      return nb::bytes(self.shared.note.data(), self.shared.note.size());

@@ -52,6 +52,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] bool made(const std::byte* data) const {
     return is_cuda() ? FrameworkStorage::any_holds(data) : owns(data);
   }
+  /// An array as `leaf` describes it over memory of this device: a DeviceStorage if it is a GPU and the array
+  /// is not `for_torch`.
+  [[nodiscard]] nb::object make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
+                                bool for_torch) const;
   /// Copies arrays of this device to the host. Blocks until the bytes are there. If it throws, nothing is on
   /// its way any more either.
   void fetch(const std::vector<Fetch>& fetches);
@@ -108,9 +112,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void enqueue_others(Flight& flight, const Groups& groups, const std::vector<Leaf>& leaves,
                       const std::vector<std::byte*>& destinations, const CopyOptions& common) const;
   [[nodiscard]] Flight finish(Shipment shipment);
-  [[nodiscard]] nb::object make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
-                                bool for_torch) const;
-
   Device device_;
   bool cuda_;
   std::uint64_t generation_;

@@ -29,9 +29,7 @@ using EnginePointer = std::shared_ptr<Engine>;
 
 HostTarget make_target(const Leaf& leaf, std::shared_ptr<Storage> storage, MemoryKind kind) {
   std::byte* const data = storage->data();
-  const TensorView view = leaf.view(std::move(storage), data, {});
-  return {leaf.framework == Framework::torch ? Torch::get()->make(view) : NumPy::get()->make(view), data,
-          kind};
+  return {make_on_host(leaf, std::move(storage), data, leaf.framework == Framework::torch), data, kind};
 }
 
 // Each result has memory of its own: torch.save writes the whole of it.
@@ -80,9 +78,7 @@ nb::object fetch(nb::handle tree, nb::handle expand, std::vector<EnginePointer> 
 }
 
 std::string description(const Leaf& leaf) {
-  nb::list shape;
-  for (std::int32_t axis = 0; axis < leaf.ndim(); ++axis) shape.append(leaf.shape()[axis]);
-  return leaf.dtype_name() + " of shape " + nb::cast<std::string>(nb::str(nb::tuple(shape)));
+  return leaf.dtype_name() + " of shape " + nb::cast<std::string>(nb::str(shape_of(leaf)));
 }
 
 bool is_like(const Leaf& a, const Leaf& b) {

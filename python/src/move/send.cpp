@@ -50,10 +50,9 @@ class WithoutGarbageCollection {
 nb::object Engine::make(const Leaf& leaf, const std::shared_ptr<Storage>& storage, std::byte* at,
                         bool for_torch) const {
   const dlpack::Device device{cuda_ ? dlpack::kCuda : dlpack::kCpu, cuda_ ? index() : 0};
-  const TensorView view = leaf.view(storage, at, device);
-  if (for_torch) return Torch::get()->make(view);
-  if (!cuda_) return NumPy::get()->make(view);
-  return make_array(std::static_pointer_cast<DeviceStorage>(storage), view);
+  if (for_torch) return Torch::get()->make(leaf.view(storage, at, device));
+  if (!cuda_) return NumPy::get()->make(leaf.view(storage, at, device));
+  return make_array(std::static_pointer_cast<DeviceStorage>(storage), leaf, at, device);
 }
 
 std::vector<nb::object> Engine::make_all(const std::vector<Leaf>& leaves,
