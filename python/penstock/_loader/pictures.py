@@ -38,8 +38,8 @@ class Pictures:
     - `channels_last`: images are `height x width x 3`.
     - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image,
       and notes it in `failures`.
-    - `cache_bytes`: host memory for decoded pictures, 3 bytes a pixel. Later epochs crop and resize them without decoding
-      them again. They stay as long as this object.
+    - `cache_bytes`: host memory for decoded pictures, 3 bytes a pixel. Later epochs crop and resize them without
+      decoding them again. They stay as long as this object.
 
     Attributes: `labels`, an array or None; `classes`, the names of a folder's classes by label; `failures`, what was
     wrong with each sample that is black. `pictures[i]` decodes one, `pictures.name(i)` is its path. Raises
