@@ -103,7 +103,7 @@ class TestPolars:
 def size(request, monkeypatch):
     """Columns of several chunks, or with an order of rows, are copied if they are small, and else read in place."""
     if request.param == "large":
-        monkeypatch.setattr("penstock._loader.chunks._LARGE", 0)
+        monkeypatch.setattr("penstock._loader.chunks.LARGE", 0)
 
 
 @pytest.mark.usefixtures("size")
@@ -134,7 +134,7 @@ class TestArrow:
         assert torch.equal(torch.as_tensor(shared.data["id"].copy()), torch.from_numpy(np.concatenate([IDS] * 2)))
 
     def test_large_columns_are_not_copied(self, device, monkeypatch):
-        monkeypatch.setattr("penstock._loader.chunks._LARGE", 0)
+        monkeypatch.setattr("penstock._loader.chunks.LARGE", 0)
         memory = np.arange(12, dtype=np.int32)
         buffer = self.pa.py_buffer(memory)
         chunks = [self.pa.Array.from_buffers(self.pa.int32(), 4, [None, buffer], offset=at) for at in (8, 4, 0)]

@@ -81,6 +81,25 @@ class TestFiles:
         np.save("y.npy", Y)
         np.savez("set.npz", x=X, y=Y)
 
+    @pytest.mark.parametrize("limit", [0, 1 << 30], ids=["mapped", "read"])
+    def test_files_of_a_pattern_lie_one_behind_the_other(self, device, monkeypatch, limit):
+        monkeypatch.setattr("penstock._loader.columns.LARGE", limit)
+        for i in range(12):
+            np.save(f"shard-{i:02}.npy", X + i)
+            np.savez(f"shard-{i:02}.npz", x=X + i, y=Y + i)
+        assert equal(all_of("shard-*.npy", device, shuffle=False), np.concatenate([X + i for i in range(12)]))
+        assert equal(all_of("shard-0[1-2].npy", device), np.concatenate([X + 1, X + 2]))
+        assert equal(all_of("shard-03*.npy", device), X + 3)
+        both = all_of("shard-*.npz", device)
+        assert equal(both["x"], np.concatenate([X + i for i in range(12)]))
+        assert equal(both["y"], np.concatenate([Y + i for i in range(12)]))
+        assert penstock.Loader("shard-*.npz", 3, device="host").dataset[ROWS]["y"] == Y[0] + 1
+        assert "No file matches none-*.npy" in refusal("none-*.npy")
+        np.savez("shard-03.npz", x=X)
+        assert re.search(r"shard-00\.npz and shard-03\.npz have other arrays", refusal("shard-*.npz"))
+        np.save("shard-03.npy", X.astype(np.int64))
+        assert "their samples have one type and shape" in refusal("shard-*.npy")
+
     def test_a_path_is_an_array_and_several_arrays_are_a_dict(self, device):
         assert equal(all_of("x.npy", device), X)
         assert equal(all_of(pathlib.Path("x.npy"), device, to="float32", scale=2), X.astype(np.float32) * 2)

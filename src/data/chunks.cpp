@@ -39,23 +39,30 @@ class ChunksReader final : public FieldReader {
 
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind stores) const override {
-    std::byte* to = destination.data();
-    for (const std::uint64_t index : indices) {
-      copy_bytes(to, sample(index).data(), sample_bytes_, stores);
-      to += sample_bytes_;
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      const auto [chunk, row] = place_of(indices[i]);
+      chunks_[chunk]->gather({&row, 1}, destination.subspan(i * sample_bytes_, sample_bytes_), stores);
     }
   }
 
   bool is_on_disk() const noexcept override { return ahead_.is_on_disk(); }
   void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
-    for (const std::uint64_t index : indices) ahead_.ask(sample(index));
+    for (const std::uint64_t index : indices) {
+      const auto [chunk, row] = place_of(index);
+      ahead_.ask(chunks_[chunk]->memory().subspan(row * sample_bytes_, sample_bytes_));
+    }
   }
 
  private:
-  std::span<const std::byte> sample(std::uint64_t index) const noexcept {
+  struct Place {
+    std::size_t chunk;
+    std::uint64_t row;
+  };
+
+  Place place_of(std::uint64_t index) const noexcept {
     const std::uint64_t row = rows_.empty() ? index : rows_[static_cast<std::size_t>(index)];
     const auto chunk = static_cast<std::size_t>(std::ranges::upper_bound(begins_, row) - begins_.begin()) - 1;
-    return chunks_[chunk]->memory().subspan((row - begins_[chunk]) * sample_bytes_, sample_bytes_);
+    return {chunk, row - begins_[chunk]};
   }
 
   std::vector<FieldReaderPtr> chunks_;
@@ -76,11 +83,11 @@ FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
   for (const FieldReaderPtr& chunk : chunks) {
     const Field& field = chunk->field();
     if (chunk->memory().empty() || field.dtype != first.dtype || field.shape != first.shape) {
-      throw InvalidArgument(
-          fmt::format("The chunks of field '{}' lie in memory, and their samples have one type and shape: {} "
-                      "of {}, and not {} of {}.",
-                      name, format_shape(first.shape), dtype_name(first.dtype), format_shape(field.shape),
-                      dtype_name(field.dtype)));
+      throw InvalidArgument(fmt::format(
+          "The chunks of field '{}' lie in memory or in mapped files, and their samples have one type and "
+          "shape: {} of {}, and not {} of {}.",
+          name, format_shape(first.shape), dtype_name(first.dtype), format_shape(field.shape),
+          dtype_name(field.dtype)));
     }
   }
   const auto reader = std::make_shared<ChunksReader>(std::move(name), std::move(chunks), rows);

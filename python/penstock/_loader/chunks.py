@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _core
 
-_LARGE = 64 << 20  # as of files that are read batch by batch
+LARGE = 64 << 20  # as of files that are read batch by batch
 
 
 class Chunks:
@@ -21,7 +21,9 @@ class Chunks:
 
     @functools.cached_property
     def field(self) -> _core.FileField:
-        return _core.chunks_field(self.arrays, b"" if self.rows is None else self.rows.astype("uint64").tobytes())
+        return _core.chunks_field(
+            "data", self.arrays, b"" if self.rows is None else self.rows.astype("uint64").tobytes()
+        )
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -47,4 +49,4 @@ def column_of(arrays: list[Any], rows: Any) -> Any:
     """The rows as an array, copied if need be, or as Chunks if the copy would be large."""
     column = Chunks(arrays, rows)
     is_array = rows is None and len(arrays) == 1
-    return side_by_side(column) if is_array or len(column) * arrays[0][:1].nbytes <= _LARGE else column
+    return side_by_side(column) if is_array or len(column) * arrays[0][:1].nbytes <= LARGE else column

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from .. import _core
 from .._checks import has, is_number, numpy_for
 from .._errors import InvalidArgument
 from .._move.containers import contents_of, like
-from .chunks import Chunks, column_of, side_by_side
+from .chunks import LARGE, Chunks, column_of, side_by_side
 
 Build = Callable[[list[Any]], Any]
 
@@ -98,10 +99,27 @@ def _files(path: str | os.PathLike) -> Fields:
     """The arrays of a file or a directory. They are read as `open_dataset` of the library does."""
     if "torch" not in sys.modules:
         numpy_for(f"Reading {os.fspath(path)}")
-    arrays = _core.open_files(os.fspath(path))
+    arrays = _shards(os.fspath(path))
     if len(arrays) == 1:
         return Fields(["data"], arrays, lambda batch: batch[0])
     return _named({array.name: array for array in arrays}, lambda _, array: array)
+
+
+def _shards(path: str) -> list[Any]:
+    """The arrays of a file, or those of the files that a pattern matches, one behind the other by the files' names."""
+    if os.path.exists(path) or not any(character in path for character in "*?["):
+        return _core.open_files(path)
+    files = sorted(glob.glob(path))
+    if not files:
+        raise InvalidArgument(f"No file matches {path}.")
+    mapped = sum(map(os.path.getsize, files)) > LARGE
+    shards = [_core.open_files(file, mapped) for file in files]
+    first = shards[0]
+    for file, arrays in zip(files, shards, strict=True):
+        alone = len(arrays) == len(first) == 1  # a .npy file names its array after itself
+        if not alone and [array.name for array in arrays] != [array.name for array in first]:
+            raise InvalidArgument(f"{files[0]} and {file} have other arrays: files of one pattern have the same.")
+    return [_core.chunks_field(array.name, [arrays[i] for arrays in shards], b"") for i, array in enumerate(first)]
 
 
 def _file(path: str | os.PathLike, name: str) -> Any:

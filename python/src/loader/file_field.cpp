@@ -68,23 +68,25 @@ class SampleStorage final : public Storage {
   std::vector<std::byte> bytes_;
 };
 
-std::vector<FileField> open_files(const std::filesystem::path& path) {
+std::vector<FileField> open_files(const std::filesystem::path& path, bool mapped) {
   const Unlocked unlocked;
-  const Dataset file = open_dataset({path});
+  FileOptions options;
+  if (mapped) options.load_limit = 0;
+  const Dataset file = open_dataset({path}, options);
   std::vector<FileField> fields;
   for (std::size_t field = 0; field < file.field_count(); ++field) fields.push_back({file, field});
   return fields;
 }
 
 /// `rows`: of 64 bits each.
-FileField chunks_field(const nb::list& arrays, const nb::bytes& rows) {
+FileField chunks_field(const std::string& name, const nb::list& arrays, const nb::bytes& rows) {
   std::vector<FieldReaderPtr> chunks;
   for (const nb::handle array : arrays) {
-    chunks.push_back(make_dataset({{"column", nb::borrow(array)}}).reader(0));
+    chunks.push_back(make_dataset({{name, nb::borrow(array)}}).reader(0));
   }
   std::vector<std::uint64_t> order(rows.size() / sizeof(std::uint64_t));
   std::memcpy(order.data(), rows.data(), order.size() * sizeof(std::uint64_t));
-  return {Dataset({read_chunks("column", std::move(chunks), std::move(order))}), 0};
+  return {Dataset({read_chunks(name, std::move(chunks), std::move(order))}), 0};
 }
 
 const Field& field_of(const FileField& self) { return self.file.field(self.field); }
@@ -123,9 +125,9 @@ void bind_file_field(nb::module_& module) {
       .def_prop_ro("shape", &shape_in_file, nb::sig("def shape(self) -> tuple[int, ...]"))
       .def("__len__", [](const FileField& self) { return self.file.sample_count(); })
       .def("__getitem__", &sample, nb::arg("index"), "One sample, in memory of its own.");
-  module.def("chunks_field", &chunks_field, nb::arg("arrays"), nb::arg("rows"),
+  module.def("chunks_field", &chunks_field, nb::arg("name"), nb::arg("arrays"), nb::arg("rows"),
              "The rows of arrays, one behind the other, or in the order `rows` of 64-bit numbers.");
-  module.def("open_files", &open_files, nb::arg("path"),
+  module.def("open_files", &open_files, nb::arg("path"), nb::arg("mapped") = false,
              "The arrays of a file, or of the files of a directory: see open_dataset.");
 }
 
