@@ -370,14 +370,8 @@ class TraceParser {
   }
 
   void keep_copy() {
-    TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}, {}};
-    const std::optional<TraceCopy> known = trace_copy(event_.name, event_.copied);
-    if (!known) return;
-    copy.direction = known->direction;
-    copy.source = known->source;
-    copy.destination = known->destination;
-    if (known->bytes) copy.bytes = *known->bytes;
-    timeline_.copies.push_back(copy);
+    TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}};
+    if (describe_copy(copy, event_.name, event_.copied)) timeline_.copies.push_back(copy);
   }
 
   void keep_call() {

@@ -61,10 +61,9 @@ std::string_view detail_of(std::string_view details, std::string_view name) {
 
 }  // namespace
 
-std::optional<TraceCopy> trace_copy(std::string_view name, std::string_view details) {
+bool describe_copy(TimelineCopy& copy, std::string_view name, std::string_view details) {
   const std::optional<CopyDirection> direction = direction_of(name);
-  if (!direction) return std::nullopt;
-  TraceCopy copy;
+  if (!direction) return false;
   copy.direction = *direction;
   const std::size_t open = name.find('(');
   const std::size_t arrow = name.find(" -> ");
@@ -74,9 +73,9 @@ std::optional<TraceCopy> trace_copy(std::string_view name, std::string_view deta
   } else if (!details.empty()) {
     copy.source = kind_of(detail_of(details, "kind_src:"));
     copy.destination = kind_of(detail_of(details, "kind_dst:"));
-    copy.bytes = whole_of(detail_of(details, "size:"));
+    copy.bytes = whole_of(detail_of(details, "size:")).value_or(copy.bytes);
   }
-  return copy;
+  return true;
 }
 
 std::optional<std::uint64_t> whole_of(std::string_view text) {

@@ -146,8 +146,8 @@ TEST(TraceForms, AreThoseOfJax) {
 
 TEST(TraceForms, NameCopiesInSeveralWays) {
   const auto direction = [](std::string_view name) {
-    const auto copy = trace_copy(name, "");
-    return copy ? static_cast<int>(copy->direction) : -1;
+    TimelineCopy copy;
+    return describe_copy(copy, name, "") ? static_cast<int>(copy.direction) : -1;
   };
   for (const std::string_view name :
        {"Memcpy HtoD (Pageable -> Device)", "MemcpyH2D", "Memcpy M2D", "CopyHostToDevice"})
