@@ -1,6 +1,7 @@
 #include "doctor/report/budget.hpp"
 
 #include "doctor/report/trace_report.hpp"
+#include "doctor/rules/not_examined.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -177,14 +178,10 @@ std::vector<BudgetLine> parse_budget(std::string_view text, const std::string& f
 std::vector<BudgetBreach> check_budget(const std::vector<BudgetLine>& budget, const Diagnosis& diagnosis) {
   std::vector<BudgetBreach> breaches;
   for (const BudgetLine& line : budget) {
-    bool judged = true;
-    for (const NotExamined& missing : diagnosis.not_examined) {
-      if (std::find(missing.names.begin(), missing.names.end(), line.name) == missing.names.end()) continue;
-      breaches.push_back({line.text, "it cannot be judged. " + missing.text});
-      judged = false;
-      break;
+    if (const NotExamined* const missing = find_not_examined(diagnosis.not_examined, line.name)) {
+      breaches.push_back({line.text, "it cannot be judged. " + missing->text});
+      continue;
     }
-    if (!judged) continue;
     if (line.most) {
       for (const DeviceAccount& account : diagnosis.accounts) check_device(line, account, breaches);
       continue;

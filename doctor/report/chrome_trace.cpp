@@ -174,9 +174,8 @@ class ChromeTraceWriter {
   }
 
   void write_finding(const Finding& finding) {
-    const auto account = std::find_if(diagnosis_.accounts.begin(), diagnosis_.accounts.end(),
-                                      [&](const DeviceAccount& a) { return a.device == finding.device; });
-    if (account == diagnosis_.accounts.end()) return;
+    const DeviceAccount* const account = diagnosis_.account(finding.device);
+    if (account == nullptr) return;
     const std::string on =
         diagnosis_.accounts.size() > 1 ? fmt::format(" on GPU {}", finding.device) : std::string();
     const std::string name = fmt::format("{}: {}{}", severity_name(finding.severity), finding.id, on);

@@ -1,5 +1,6 @@
 #include "doctor/report/gain_comparison.hpp"
 
+#include "doctor/rules/not_examined.hpp"
 #include "doctor/rules/rule.hpp"
 
 #include <fmt/format.h>
@@ -27,9 +28,7 @@ const Finding* find(const Diagnosis& diagnosis, std::string_view id, std::uint16
 bool was_examined(const Diagnosis& diagnosis, std::string_view id) {
   const Rule* const rule = find_rule(id);
   return (rule != nullptr && rule->may_be_unexamined) ||
-         std::ranges::none_of(diagnosis.not_examined, [id](const NotExamined& missing) {
-           return std::ranges::find(missing.names, id) != missing.names.end();
-         });
+         find_not_examined(diagnosis.not_examined, id) == nullptr;
 }
 
 std::vector<FindingChange> finding_changes(const Diagnosis& before, const Diagnosis& after,
@@ -126,10 +125,6 @@ GainComparison compare(const TraceReport& before, const DeviceAccount& account, 
   return comparison;
 }
 
-std::string percent_of(double seconds, double whole) {
-  return fmt::format("{:.1f} %", whole > 0 ? 100 * seconds / whole : 0);
-}
-
 std::string range_text(const GainRange& range) {
   return range.low > 0 ? fmt::format("{} to {}", seconds_text(range.low), seconds_text(range.high))
                        : fmt::format("at most {}", seconds_text(range.high));
@@ -203,7 +198,7 @@ std::vector<std::string> gain_comparison_lines(const GainComparison& comparison)
       fmt::format("GPU {}: {} {} in place of {}: {}, {}", comparison.device,
                   comparison.by_step ? "a step takes" : "the whole recording takes",
                   seconds_text(comparison.after), seconds_text(comparison.before),
-                  change_of_time_text(gained), percent_of(std::abs(gained), comparison.before))};
+                  change_of_time_text(gained), share_text(std::abs(gained), comparison.before))};
   if (!comparison.by_step) lines.push_back(why_not_by_step(comparison));
   for (const FindingChange& change : comparison.findings) lines.push_back(change_text(change));
   if (comparison.varies() || comparison.uncertain) lines.push_back(variation_text(comparison));

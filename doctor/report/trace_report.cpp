@@ -1,6 +1,6 @@
 #include "doctor/report/trace_report.hpp"
 
-#include "doctor/report/place_json.hpp"
+#include "doctor/timeline/place_name.hpp"
 
 #include <penstock/core/bytes.hpp>
 
@@ -27,15 +27,13 @@ std::string one_line(std::string text) {
   return text;
 }
 
+std::string share_text(double seconds, double whole) {
+  return fmt::format("{:.1f} %", whole > 0 ? 100 * seconds / whole : 0);
+}
+
 std::string seconds_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "0 s"; }
 
 namespace {
-
-/// Null if there is none.
-const DeviceAccount* account_of(const Diagnosis& diagnosis, std::uint16_t device) {
-  const auto account = std::ranges::find(diagnosis.accounts, device, &DeviceAccount::device);
-  return account != diagnosis.accounts.end() ? &*account : nullptr;
-}
 
 /// Empty if the steps hardly vary: eight in ten of them are alike, and the others do not make the mean.
 std::string spread_text(const DeviceAccount& account) {
@@ -47,10 +45,6 @@ std::string spread_text(const DeviceAccount& account) {
   if (are_alike && account.step_seconds() <= (1 + kMean) * times->nine_tenths) return "";
   return fmt::format(" on average, 8 in 10 of them {} to {}", seconds_text(times->tenth),
                      seconds_text(times->nine_tenths));
-}
-
-std::string share_of(double seconds, double step) {
-  return fmt::format("{:.1f} %", step > 0 ? 100 * seconds / step : 0);
 }
 
 }  // namespace
@@ -139,13 +133,13 @@ std::string gain_text(const Finding& finding, const Diagnosis& diagnosis) {
   const GainRange& gain = finding.gain;
   const double step = step_of(diagnosis, finding.device);
   if (!gains(finding, step)) return "about nothing: leave it";
-  const DeviceAccount* const account = account_of(diagnosis, finding.device);
+  const DeviceAccount* const account = diagnosis.account(finding.device);
   const std::string_view whole = account != nullptr && account->steps > 0 ? "a step" : "the recording";
   if (gain.low <= 0) {
-    return fmt::format("at most {} of {}, {}", seconds_text(gain.high), whole, share_of(gain.high, step));
+    return fmt::format("at most {} of {}, {}", seconds_text(gain.high), whole, share_text(gain.high, step));
   }
   return fmt::format("{} to {} of {}, {} to {}", seconds_text(gain.low), seconds_text(gain.high), whole,
-                     share_of(gain.low, step), share_of(gain.high, step));
+                     share_text(gain.low, step), share_text(gain.high, step));
 }
 
 std::string nothing_found_text(const Diagnosis& diagnosis) {
@@ -156,7 +150,7 @@ std::string nothing_found_text(const Diagnosis& diagnosis) {
 }
 
 double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
-  const DeviceAccount* const account = account_of(diagnosis, device);
+  const DeviceAccount* const account = diagnosis.account(device);
   return account != nullptr ? account->step_seconds() : 0;
 }
 
@@ -182,6 +176,19 @@ std::string finding_text(const Finding& finding, const Diagnosis& diagnosis, con
   }
   return text + fmt::format("  gain: {}\n\n", gain_text(finding, diagnosis));
 }
+
+}  // namespace
+
+Json place_json(std::string_view function) {
+  Json place{{"function", function}, {"file", nullptr}, {"line", nullptr}};
+  if (const auto name = parse_place_name(function)) {
+    place["file"] = name->file;
+    place["line"] = name->line;
+  }
+  return place;
+}
+
+namespace {
 
 Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {
   const auto known = [&account](Json value) { return account.has_copies ? std::move(value) : nullptr; };

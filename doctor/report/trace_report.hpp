@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace penstock::cli {
@@ -29,6 +30,8 @@ struct TraceReport {
 
 /// Words that the text and the page share. Names of the trace stay in one line, but are not escaped.
 [[nodiscard]] std::string seconds_text(double seconds);
+/// "34.3 %"
+[[nodiscard]] std::string share_text(double seconds, double whole);
 /// Names come from the trace; one must not look like several lines.
 [[nodiscard]] std::string one_line(std::string text);
 /// "GPU 0 (H200): 20 steps of 2.35 ms"
@@ -49,6 +52,10 @@ inline constexpr double kNothingToGain = 0.02;
 [[nodiscard]] std::string nothing_found_text(const Diagnosis& diagnosis);
 /// Seconds of a step of a device.
 [[nodiscard]] double step_of(const Diagnosis& diagnosis, std::uint16_t device);
+
+/// Where a call is, from a text such as "train.py(12): main": the text as `function`, and its `file` and
+/// `line`. These are null if it has none, as an address or an unknown place.
+[[nodiscard]] nlohmann::ordered_json place_json(std::string_view function);
 
 [[nodiscard]] std::string trace_text(const TraceReport& report, const Look& look);
 [[nodiscard]] nlohmann::ordered_json trace_json(const TraceReport& report);

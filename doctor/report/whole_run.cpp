@@ -1,6 +1,5 @@
 #include "doctor/report/whole_run.hpp"
 
-#include "doctor/report/place_json.hpp"
 #include "doctor/report/trace_report.hpp"
 
 #include <fmt/format.h>

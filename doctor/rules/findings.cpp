@@ -61,7 +61,7 @@ void advise(Finding& finding, const Rule& rule, bool is_compiled) {
 void add_findings(Diagnosis& diagnosis, const DeviceView& view, const std::vector<NotExamined>& left_out) {
   const double fed = least_step(view);
   for (const Rule& rule : all_rules()) {
-    if (is_among(left_out, rule.id)) continue;
+    if (find_not_examined(left_out, rule.id) != nullptr) continue;
     std::optional<Finding> finding = rule.find(view);
     if (!finding) continue;
     finding->id = rule.id;
@@ -96,6 +96,11 @@ std::span<const std::string_view> finding_ids() {
   return ids;
 }
 
+const DeviceAccount* Diagnosis::account(std::uint16_t device) const {
+  const auto found = std::ranges::find(accounts, device, &DeviceAccount::device);
+  return found != accounts.end() ? &*found : nullptr;
+}
+
 std::string_view severity_name(Severity severity) noexcept {
   constexpr std::array<std::string_view, 3> kNames = {"high", "medium", "note"};
   return kNames[static_cast<std::size_t>(severity)];
@@ -112,7 +117,8 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
     DeviceView view = view_device(shared, device, options);
     diagnosis.h2d_ceiling = std::max(diagnosis.h2d_ceiling, view.h2d_ceiling);
     add_findings(diagnosis, view, left_out);
-    if (auto others = waits_of_other_threads(view); others && !is_among(left_out, others->names.front())) {
+    if (auto others = waits_of_other_threads(view);
+        others && find_not_examined(left_out, others->names.front()) == nullptr) {
       if (devices.size() > 1) others->text = fmt::format("GPU {}: {}", device, others->text);
       unclear.push_back(std::move(*others));
     }

@@ -80,6 +80,9 @@ struct Diagnosis {
   /// Bytes per second that pinned memory is taken to reach on its way to a device: the option's, or the best
   /// that the recording shows of any device. 0: not known.
   double h2d_ceiling = 0;
+
+  /// Null if there is none.
+  [[nodiscard]] const DeviceAccount* account(std::uint16_t device) const;
 };
 
 /// The ids of all rules.

@@ -260,10 +260,11 @@ std::vector<NotExamined> not_examined(const Timeline& timeline, const HostActivi
   return list;
 }
 
-bool is_among(const std::vector<NotExamined>& list, std::string_view name) {
-  return std::ranges::any_of(list, [name](const NotExamined& missing) {
+const NotExamined* find_not_examined(const std::vector<NotExamined>& list, std::string_view name) {
+  const auto found = std::ranges::find_if(list, [name](const NotExamined& missing) {
     return std::ranges::find(missing.names, name) != missing.names.end();
   });
+  return found != list.end() ? &*found : nullptr;
 }
 
 }  // namespace penstock

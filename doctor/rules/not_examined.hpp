@@ -23,7 +23,8 @@ namespace penstock {
 /// What other threads' waits for the device may cost. nullopt: about nothing.
 [[nodiscard]] std::optional<NotExamined> waits_of_other_threads(const DeviceView& view);
 
-/// True if one of them has this name, of a finding or of a part of the account.
-[[nodiscard]] bool is_among(const std::vector<NotExamined>& list, std::string_view name);
+/// The first of them that has this name, of a finding or of a part of the account. Null: none has.
+[[nodiscard]] const NotExamined* find_not_examined(const std::vector<NotExamined>& list,
+                                                   std::string_view name);
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-#include "doctor/report/place_json.hpp"
+#include "doctor/report/trace_report.hpp"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
