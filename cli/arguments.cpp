@@ -1,9 +1,6 @@
 #include "arguments.hpp"
 
-#include <penstock/core/bytes.hpp>
 #include <penstock/transfer/transfer_engine.hpp>
-
-#include <fmt/format.h>
 
 #include <string>
 

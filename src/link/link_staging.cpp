@@ -3,19 +3,13 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/error.hpp>
-#include <penstock/memory/registration.hpp>
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <exception>
-#include <optional>
 
 namespace penstock {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr double kGoodEnough = 0.995;
 
