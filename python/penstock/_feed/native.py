@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from .. import _core
 from .._destination import Destination
 from .._engines import is_forked
 from .._errors import Closed, InvalidArgument, OutOfMemory, note
+from .._loader.indices import draw_seed
 from .draws import EpochBatches, Rest, refusal_of, refusal_of_next
 from .iterator import FeedIterator, PlainSource
 from .tensor_loader import TensorLoader
-from .tensors import Tensors, draw_seed, most_in_a_batch, tensors_of
+from .tensors import Tensors, most_in_a_batch, tensors_of
 from .way import Way
 
 
@@ -77,7 +79,7 @@ class NativeWay(Way):
         workers. Persistent workers keep the first one. If an epoch is resumed, it was drawn at its beginning."""
         persistent = loader.persistent_workers and loader.num_workers > 0
         if not is_resumed and (not persistent or (self._seeded is not loader and loader._iterator is None)):
-            seed = draw_seed(loader.generator)
+            seed = draw_seed(sys.modules["torch"], loader.generator)
         else:
             seed = self._seed + 1  # pictures differ from those of the epoch before
         self._seeded = loader if persistent else None

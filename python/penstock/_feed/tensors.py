@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import _core
-from .._loader.indices import has_pieces
+from .._loader.indices import draw_seed, has_pieces
 from .._loader.samplers import Several
 from .pictures import folder_of, picture_rows
 
@@ -264,11 +264,6 @@ def _why_not_read(array: Any, first: Any) -> str:
     return "" if len(array) == len(first) else f"has {len(array)} samples, and another one {len(first)}"
 
 
-def draw_seed(generator: Any) -> int:
-    torch = sys.modules["torch"]
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-
-
 @functools.cache
 def _seeds_as_known() -> bool:
     """True if a DataLoader's iterator takes as much from the random state as draw_seed does."""
@@ -279,7 +274,7 @@ def _seeds_as_known() -> bool:
     before = torch.get_rng_state()
     try:
         iter(DataLoader(range(1), generator=theirs))  # type: ignore[arg-type]
-        draw_seed(ours)
+        draw_seed(torch, ours)
         left_alone = torch.equal(before, torch.get_rng_state())
     except Exception:  # such as a default device with other generators
         return False

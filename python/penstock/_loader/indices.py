@@ -33,9 +33,9 @@ def has_pieces(sampler: Any) -> bool:
     return is_plain(sampler) or ("torch" in sys.modules and type(sampler) in _drawers())
 
 
-def draw_seed(torch: Any) -> int:
-    """The seed of an epoch, as a RandomSampler without a generator draws it."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+def draw_seed(torch: Any, generator: Any = None) -> int:
+    """The seed of an epoch, as a RandomSampler without a generator draws it, and a DataLoader for its workers."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def random_pieces(torch: Any, sampler: Any, seed: int | None = None) -> Iterator[Any]:

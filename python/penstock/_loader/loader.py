@@ -36,6 +36,7 @@ _NOT_TAKEN = {
     "collate_fn": "samples are batched as they are stored. For your own, use penstock.feed(DataLoader(...))",
 }
 
+_NOT_PICKLED = {"self", "group", "relay", "not_taken"}  # `device` says what group and relay do
 _TUNED = frozenset(field.name for field in dataclasses.fields(Tuning))
 
 
@@ -122,6 +123,7 @@ class Loader:
         tuning: Tuning | None = None,
         **not_taken: NoReturn,
     ):
+        arguments = {name: value for name, value in locals().items() if name not in _NOT_PICKLED}
         for name in not_taken:
             _refuse(name)
         tuning = Tuning() if tuning is None else tuning
@@ -133,14 +135,8 @@ class Loader:
         kept = data  # for pickling
         if fields.is_table:  # only the columns that were made of it are kept
             kept, to = fields.build(fields.arrays), targets
-        self._arguments = {
-            **dict(data=kept, batch_size=batch_size, shuffle=shuffle, to=to, scale=scale, shift=shift),
-            **dict(seed=seed, drop_last=drop_last, rank=rank, world_size=world_size, distributed=distributed),
-            **dict(prefetch_depth=prefetch_depth, residency=residency, device_budget_bytes=device_budget_bytes),
-            **dict(tuning=tuning, sampler=sampler, batch_sampler=batch_sampler),
-        }
         self._destination = destination = Destination(device, group, relay)
-        self._arguments["device"] = destination.given
+        self._arguments = {**arguments, "data": kept, "to": to, "tuning": tuning, "device": destination.given}
         processes = destination.processes
         if processes is not None:
             processes.refuse(distributed, None)
