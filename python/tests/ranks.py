@@ -50,6 +50,16 @@ def start(body, ranks, tmp_path, job=None, **variables):
     return processes
 
 
+def program(helpers, text, device="host:{rank}"):
+    """A program for `start`, with these helpers in Python, on a device of its own."""
+    return f'DEVICE = "{device}".format(rank=rank, late=rank % 2)\n' + helpers + textwrap.dedent(text)
+
+
+def run_program(helpers, text, ranks, tmp_path, device="host:{rank}", patience=PATIENCE_S, **more):
+    """The answers of so many processes that run such a program."""
+    return answers(start(program(helpers, text, device), ranks, tmp_path, **more), tmp_path, patience)
+
+
 def answers(processes, tmp_path, patience=PATIENCE_S):
     """What the processes wrote, once all have ended well. None of them outlives this."""
     try:

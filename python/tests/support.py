@@ -41,6 +41,13 @@ def same(a, b) -> bool:
     return a == b
 
 
+def groups_of(*numbers) -> dict[str, list[str]]:
+    """Groups of the host devices with these numbers: plain ones, ones whose copies are late, and slow links."""
+    names = [f"host:{number}" for number in numbers]
+    late, links = ([f"{name},{options}" for name in names] for options in ("late=1", "link=0.5,peer=2"))
+    return {"plain": names[:2], "late": late, "links": links[:2]}
+
+
 def random_bytes(random, count):
     import torch
 
@@ -87,9 +94,11 @@ def forgotten(path) -> bool:
     return False
 
 
-def run_in_threads(work, count) -> None:
-    """Runs `work` in so many threads at once, and waits for all of them. What it raises there is for itself to keep."""
-    threads = [threading.Thread(target=work) for _ in range(count)]
+def run_in_threads(work, each) -> None:
+    """Runs `work`, with each of these or so many times without any, in threads at once, and waits for all of them. What
+    it raises there is for itself to keep."""
+    arguments = [()] * each if isinstance(each, int) else [(one,) for one in each]
+    threads = [threading.Thread(target=work, args=own) for own in arguments]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -8,7 +8,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import penstock
-import safetensors_files as files
 from penstock._destination import Destination
 from support import same
 
@@ -35,28 +34,7 @@ def carried():
     return Destination(RELAYED).group.carried()
 
 
-def load(tensors, device, tmp_path):
-    path = files.write(tmp_path / "model", {"x": ("U8", (LARGE,), tensors["x"].numpy().tobytes()[:LARGE])})
-    return penstock.load_safetensors(path, device)
-
-
-@pytest.mark.parametrize("device", [FIRST, RELAYED, alone()], ids=["device", "relayed", "group of processes"])
-def test_one_result_for_one_device(device, tensors, tmp_path):
-    there = penstock.to_device(tensors, device)
-    assert same(there, tensors)
-    assert bytes(load(tensors, device, tmp_path)["x"]) == tensors["x"].numpy().tobytes()[:LARGE]
-    batches = list(penstock.Loader(tensors, 4, device=device))
-    assert same([penstock.to_host(batch) for batch in batches], list(penstock.Loader(tensors, 4, device="host")))
-
-
-def test_a_list_for_a_list_of_devices(tensors, tmp_path):
-    assert all(same(there, tensors) for there in penstock.to_device(tensors, BOTH))
-    first, second = load(tensors, BOTH, tmp_path)
-    assert bytes(first["x"]) == bytes(second["x"]) == tensors["x"].numpy().tobytes()[:LARGE]
-    for expected, batches in zip(
-        penstock.Loader(tensors, 4, device="host"), penstock.Loader(tensors, 4, device=BOTH), strict=True
-    ):
-        assert len(batches) == 2 and all(same(batch, expected) for batch in batches)
+def test_a_list_for_a_list_of_one_device(tensors):
     one = penstock.to_device(tensors, [FIRST])
     assert type(one) is list and same(one[0], tensors)
 

@@ -7,7 +7,6 @@ import pathlib
 import pickle
 import re
 import sys
-import threading
 import time
 import weakref
 
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import penstock
 from penstock._engines import engine_for
-from support import gpu, is_gpu, place, same
+from support import gpu, is_gpu, place, run_in_threads, same
 
 
 def batches_of(count, random, size=100):
@@ -294,11 +293,7 @@ def test_two_threads(device, random):
         if not same(list(penstock.feed(batches, device)), batches):
             wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, range(4))
     assert not wrong
 
 
@@ -660,23 +655,25 @@ class Moody:
         return torch.tensor(self.at)
 
 
+def story(iterator, count):
+    """What comes when so many batches are asked for."""
+    told = []
+    for _ in range(count):
+        try:
+            told.append(int(next(iterator)))
+        except Broken as error:
+            told.append(str(error))
+        except StopIteration:
+            told.append("end")
+    return told
+
+
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_after_an_exception_the_next_batch_comes(device, depth):
-    def story(iterator):
-        told = []
-        for _ in range(12):
-            try:
-                told.append(int(next(iterator)))
-            except Broken as error:
-                told.append(str(error))
-            except StopIteration:
-                told.append("end")
-        return told
-
     bad = {2, 3, 7}
-    expected = story(Moody(8, bad))
+    expected = story(Moody(8, bad), 12)
     assert expected[:5] == [0, 1, "batch 2", "batch 3", 4]
-    assert story(iter(penstock.feed(Moody(8, bad), device, prefetch_depth=depth))) == expected
+    assert story(iter(penstock.feed(Moody(8, bad), device, prefetch_depth=depth)), 12) == expected
 
 
 def test_nothing_is_asked_for_past_an_exception_before_it_was_raised():
@@ -878,16 +875,8 @@ def test_a_state_that_cannot_be_had_is_an_error_in_the_batchs_place():
                 raise Broken("no state")
             return super().state_dict()
 
-    told = []
     iterator = iter(penstock.feed(Moody(4), "host", prefetch_depth=2))
-    for _ in range(5):
-        try:
-            told.append(int(next(iterator)))
-        except Broken:
-            told.append("no state")
-        except StopIteration:
-            told.append("end")
-    assert told == [1, "no state", 3, 4, "end"]
+    assert story(iterator, 5) == [1, "no state", 3, 4, "end"]
 
 
 def test_an_iterator_that_was_closed_stays_at_its_end():

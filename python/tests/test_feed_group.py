@@ -16,14 +16,10 @@ import test_native_feed as native_tests
 import worker_loaders
 from interrupts import taken_amid_alarms
 from penstock._engines import engine_for
-from support import same
+from support import groups_of, same
 
 # Each device opens once in a process, so the specs are those of this file.
-GROUPS = {
-    "plain": ["host:14", "host:15"],
-    "late": ["host:14,late=1", "host:15,late=1", "host:13,late=1"],
-    "links": ["host:14,link=0.5,peer=2", "host:15,link=0.5,peer=2"],
-}
+GROUPS = groups_of(14, 15, 13)
 LARGE = 3 << 20
 
 

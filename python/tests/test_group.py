@@ -13,15 +13,11 @@ from penstock import _core
 from penstock._destination import Destination
 from penstock._engines import engine_for, group_for
 from penstock._move.transfers import expander_for
-from support import same
+from support import groups_of, same
 
 LARGE = 3 << 20
 # Each device opens once in a process, so the specs are those of this file.
-GROUPS = {
-    "plain": ["host:4", "host:5"],
-    "late": ["host:4,late=1", "host:5,late=1", "host:6,late=1"],
-    "links": ["host:4,link=0.5,peer=2", "host:5,link=0.5,peer=2"],
-}
+GROUPS = groups_of(4, 5, 6)
 
 
 @pytest.fixture(params=GROUPS)

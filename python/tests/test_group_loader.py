@@ -7,14 +7,10 @@ import pytest
 import torch
 
 import penstock
-from support import same
+from support import groups_of, same
 
 # Each device opens once in a process, so the specs are those of this file.
-GROUPS = {
-    "plain": ["host:7", "host:8"],
-    "late": ["host:7,late=1", "host:8,late=1", "host:9,late=1"],
-    "links": ["host:7,link=0.5,peer=2", "host:8,link=0.5,peer=2"],
-}
+GROUPS = groups_of(7, 8, 9)
 SAMPLES = 101
 
 

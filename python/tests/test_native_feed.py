@@ -37,7 +37,7 @@ from interrupts import CtrlC, alarms, taken_amid_alarms
 from penstock import _core
 from penstock._feed import tensors as feed_tensors
 from penstock._loader import samplers as _samplers
-from support import same
+from support import run_in_threads, same
 
 COUNT = 97
 NATIVELY = "the dataset is tensors, whose samples are gathered without worker processes"
@@ -296,11 +296,7 @@ def test_threads_may_iterate_one_feed(device):
         for _ in range(20):
             got = [[] for _ in range(4)]
             run = lambda mine: mine.extend(x for (batch,) in fed for x in batch.tolist())  # noqa: E731
-            threads = [threading.Thread(target=run, args=(mine,)) for mine in got]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            run_in_threads(run, got)
             assert all(sorted(mine) == list(range(200)) for mine in got)
     finally:
         sys.setswitchinterval(interval)

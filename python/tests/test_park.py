@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from penstock import _core
 from penstock._engines import engine_for
 from penstock._move import parking as _parking
 from penstock._move import parts as _parts
-from support import gpu, is_gpu, place, random_bytes, same
+from support import gpu, is_gpu, place, random_bytes, run_in_threads, same
 from test_move import Tied
 
 # PyTorch before 2.12, or without CUDA, has no error for all that uses what is parked.
@@ -251,11 +250,7 @@ def test_a_resume_in_another_thread(home, small_parts):
     things = trained(home)
     before = seen(things)
     parked = penstock.park(things)
-    threads = [threading.Thread(target=parked.resume) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(parked.resume, 3)
     assert_as_it_was(things, before)
 
 

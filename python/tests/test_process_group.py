@@ -1,5 +1,6 @@
 """Processes that need the same batches, one device each."""
 
+import functools
 import os
 import pickle
 import random
@@ -11,7 +12,7 @@ import pytest
 
 import fake_driver
 import penstock
-from ranks import PATIENCE_S, answers, kill_one, start
+from ranks import answers, kill_one, program, run_program, start
 from support import two_gpus
 
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "5"))
@@ -43,12 +44,7 @@ def alone(**options):
 """
 
 
-def body(text, device="host:{rank}"):
-    return f'DEVICE = "{device}".format(rank=rank, late=rank % 2)\n' + DATA + textwrap.dedent(text)
-
-
-def run_all(text, ranks, tmp_path, device="host:{rank}", patience=PATIENCE_S, **more):
-    return answers(start(body(text, device), ranks, tmp_path, **more), tmp_path, patience)
+body, run_all = functools.partial(program, DATA), functools.partial(run_program, DATA)
 
 
 SAME_BATCHES = """

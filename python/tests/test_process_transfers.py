@@ -1,5 +1,6 @@
 """to_device and load_safetensors in several processes, one device each."""
 
+import functools
 import os
 import random
 import textwrap
@@ -9,7 +10,7 @@ import pytest
 
 import fake_driver
 import penstock
-from ranks import PATIENCE_S, answers, kill_one, start
+from ranks import kill_one, program, run_program
 from support import two_gpus
 
 ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "3"))
@@ -42,12 +43,7 @@ def refusal(call):
 """
 
 
-def body(text, device="host:{rank}"):
-    return f'DEVICE = "{device}".format(rank=rank, late=rank % 2)\n' + HELPERS + textwrap.dedent(text)
-
-
-def run_all(text, ranks, tmp_path, device="host:{rank}", patience=PATIENCE_S, **more):
-    return answers(start(body(text, device), ranks, tmp_path, **more), tmp_path, patience)
+body, run_all = functools.partial(program, HELPERS), functools.partial(run_program, HELPERS)
 
 
 KILLED = pytest.mark.parametrize(

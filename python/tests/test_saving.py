@@ -18,7 +18,7 @@ import penstock
 import safetensors_files as files
 from penstock import _core
 from penstock._move import saving as _saving
-from support import place
+from support import place, run_in_threads
 
 TORCH_TYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
@@ -225,11 +225,7 @@ def test_threads_may_save_at_once(device, tmp_path):
         for step in range(5):
             penstock.save_safetensors(tensors, tmp_path / f"{k}", wait=step % 2 == 0)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, range(4))
     for k in range(4):
         assert files.content(tmp_path / f"{k}")[0] == expected({"a": torch.full((100_000,), k)})
 

@@ -16,7 +16,7 @@ from dlpack import Foreign
 from penstock import _core, _others
 from penstock._engines import engine_for
 from penstock._move.transfers import expander_for
-from support import place, same
+from support import place, run_in_threads, same
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -475,7 +475,6 @@ def test_a_device_without_room():
 
 
 def test_devices_of_other_threads(random):
-    import threading
 
     failures = []
 
@@ -486,11 +485,7 @@ def test_devices_of_other_threads(random):
             if not same(penstock.to_device(tree, device), tree):
                 failures.append(device)
 
-    threads = [threading.Thread(target=work, args=(d,)) for d in ("host", "host:late=1", "host")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, ("host", "host:late=1", "host"))
     assert not failures
 
 
