@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import _core
 from penstock._doctor.verdict import Timings
+from penstock._move.transfers import expander_for
 
 HAS_GPU = any(device.backend == "cuda" for device in penstock.devices())
 
@@ -46,6 +48,11 @@ def groups_of(*numbers) -> dict[str, list[str]]:
     names = [f"host:{number}" for number in numbers]
     late, links = ([f"{name},{options}" for name in names] for options in ("late=1", "link=0.5,peer=2"))
     return {"plain": names[:2], "late": late, "links": links[:2]}
+
+
+def send_to(engine, tree, pin=False):
+    """A nest on its way to an engine's device: like to_device, but does not wait for the sources."""
+    return _core.Destination.device(engine).send(tree, [expander_for(engine)], pin)
 
 
 def random_bytes(random, count):

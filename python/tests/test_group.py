@@ -12,8 +12,7 @@ import safetensors_files as files
 from penstock import _core
 from penstock._destination import Destination
 from penstock._engines import engine_for, group_for
-from penstock._move.transfers import expander_for
-from support import groups_of, same
+from support import groups_of, same, send_to
 
 LARGE = 3 << 20
 # Each device opens once in a process, so the specs are those of this file.
@@ -47,7 +46,7 @@ def test_each_device_has_memory_of_its_own(group, random):
     for spec, one in zip(group, there, strict=True):
         array = one["parts"][0]
         engine = engine_for(spec)
-        assert engine.send(one["large"], expander_for(engine)).arrays == 0, "it is there already"
+        assert send_to(engine, one["large"]).land() is one["large"], "it is there already"
         array[:] = 0
         assert not one["parts"][0].any()
     there[0]["large"].zero_()
@@ -98,7 +97,7 @@ def test_each_device_gets_all_weights(group, random, tmp_path):
     assert [bytes_of(tensors) for tensors in there] == [model] * len(group)
     for spec, tensors in zip(group, there, strict=True):
         engine = engine_for(spec)
-        assert engine.send(tensors["large"], expander_for(engine)).arrays == 0, "it is there already"
+        assert send_to(engine, tensors["large"]).land() is tensors["large"], "it is there already"
     there[0]["large"].zero_()
     assert bytes_of(there[1]) == model
     some = penstock.load_safetensors(paths, names=["F32.17x3"], group=group)

@@ -175,8 +175,8 @@ def test_gpus_without_a_link_between_them_pull_for_themselves():
     assert not engines[0].reaches(engines[1])
     copies = driver.calls("cuMemcpyDtoDAsync")
     destination = _core.Destination.group(group_for(engines), relays=False)
-    flights = destination.send(sent, [expander_for(engine) for engine in engines])
-    assert all(same(flight.land(), sent) for flight in flights)
+    there = destination.send(sent, [expander_for(engine) for engine in engines]).land()
+    assert all(same(arrays, sent) for arrays in there)
     assert same(penstock.to_device(sent, "cuda:0", relay="auto"), sent)
     assert driver.calls("cuMemcpyDtoDAsync") == copies
 

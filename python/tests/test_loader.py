@@ -781,7 +781,7 @@ import numpy, os, penstock, signal
 from penstock._engines import engine_for
 from penstock._move.transfers import expander_for
 engine = engine_for("host:latency=600e6")  # ten minutes
-engine.send(numpy.zeros(1 << 20), expander_for(engine))
+penstock._core.Destination.device(engine).send(numpy.zeros(1 << 20), [expander_for(engine)])
 assert engine.in_flight() == 1
 child = os.fork()
 if child == 0:

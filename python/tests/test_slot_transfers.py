@@ -13,6 +13,7 @@ from penstock._engines import engine_for, group_for
 from penstock._feed import workers as _worker_feed
 from penstock._feed.slots import Received
 from penstock._move.transfers import expander_for
+from support import send_to
 
 over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
 
@@ -72,7 +73,8 @@ class Filled:
         return self.sent[number * self.second :][: self.count].tobytes()
 
     def send(self, batch):
-        return self._iteration.send(batch, expander_for(self.engine), False, self.slot)
+        place = _core.Destination.device(self.engine)
+        return self._iteration.send(place, batch, [expander_for(self.engine)], False, self.slot)
 
     def land(self, flight):
         return self._iteration.land(flight)
@@ -116,13 +118,13 @@ def test_a_slot_stays_taken_until_the_device_has_read_it(count, lands):
     stream = driver.stream()
     with stand_in_torch.current(stream):
         flight = filled.send({"a": filled.array(0), "b": [filled.array(1)]})
-        assert flight.bytes == 2 * count and flight.arrays == 2
         batch = filled.land(flight) if lands else None
         del flight
         filled.let_go()
         assert filled.slots.claim(0) is None
         filled.overwrite_when_free()
         if lands:
+            assert filled.account.stats().arrays == 2
             for number, tensor in enumerate([batch["a"], batch["b"][0]]):
                 assert driver.read(stream, tensor.address, count).bytes() == filled.bytes(number)
 
@@ -317,7 +319,8 @@ class FilledForAll(Filled):
 
     def send(self, batch):
         expand = [expander_for(engine) for engine in self.engines]
-        return self._iteration.send_to_all(group_for(self.engines), batch, expand, self.slot)
+        place = _core.Destination.group(group_for(self.engines), relays=False)
+        return self._iteration.send(place, batch, expand, False, self.slot)
 
     def overwrite_when_free(self):
         deadline = time.monotonic() + PATIENCE_S
@@ -335,7 +338,7 @@ class FilledForAll(Filled):
 def test_a_slot_stays_taken_until_all_gpus_have_read_it(count, locked, late):
     filled = FilledForAll(count, locked)
     driver.delay_copies()
-    busy = [engine_for(late).send(random_bytes(SMALL), expander_for(engine_for(late))) for _ in range(10)]
+    busy = [send_to(engine_for(late), random_bytes(SMALL)) for _ in range(10)]
     flight = filled.send({"a": filled.array(0), "b": [filled.array(1)]})
     batches = filled.land(flight)
     del flight

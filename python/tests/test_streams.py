@@ -27,7 +27,7 @@ from fake_driver import (
 )
 from penstock import _core
 from penstock._engines import engine_for
-from penstock._move.transfers import expander_for
+from support import send_to
 
 
 def take(array, stream):
@@ -38,7 +38,7 @@ def take(array, stream):
 def send(tree):
     """Like to_device, but does not wait for the sources."""
     engine = engine_for("cuda:0")
-    return engine.send(tree, expander_for(engine)).land()
+    return send_to(engine, tree).land()
 
 
 def engine_with_room_for(count):
@@ -175,8 +175,8 @@ def test_memory_that_a_transfer_still_writes_is_not_used_again(fails):
     if fails:
         driver.fail("cuMemcpyHtoDAsync", 1, 2)
         tree.append(random_bytes(SMALL))
-    engine.send(tree, expander_for(engine)).land()
-    arrays = engine.send(sent, expander_for(engine)).land()
+    send_to(engine, tree).land()
+    arrays = send_to(engine, sent).land()
     wait_until_idle(engine)
     assert [back.tobytes() for back in penstock.to_host(arrays)] == [array.tobytes() for array in sent]
 
@@ -187,7 +187,7 @@ def test_sources_are_kept_while_they_are_read():
     memory = mmap.mmap(-1, ENDLESS)
     source, owner = np.frombuffer(memory, np.uint8), weakref.ref(memory)
     driver.delay_copies(4 * LATE_NS)
-    array = engine.send(source, expander_for(engine)).land()
+    array = send_to(engine, source).land()
     del source, memory
     assert engine.in_flight() == 1 and owner() is not None
     driver.delay_copies(0)
@@ -202,7 +202,7 @@ def test_a_small_source_that_travels_with_a_large_one_is_kept():
     memory = mmap.mmap(-1, SMALL)
     small, owner = np.frombuffer(memory, np.uint8), weakref.ref(memory)
     driver.delay_copies(4 * LATE_NS)
-    arrays = engine.send([large, small], expander_for(engine)).land()
+    arrays = send_to(engine, [large, small]).land()
     del small, memory
     assert owner() is not None
     driver.delay_copies(0)
@@ -215,7 +215,7 @@ def test_a_small_source_that_travels_with_a_large_one_is_kept():
 def test_what_was_handed_out_is_there_after_its_engine_was_closed():
     engine, sent = _core.Engine("cuda:0"), random_bytes(ENDLESS)
     driver.delay("cuMemcpyHtoDAsync", SOON_NS // 2)  # the call itself: the stream is idle before most copies are queued
-    array = engine.send(sent, expander_for(engine)).land()
+    array = send_to(engine, sent).land()
     engine.close()
     assert penstock.to_host(array).tobytes() == sent.tobytes()
 
@@ -224,10 +224,10 @@ def test_what_was_handed_out_is_there_after_its_engine_was_closed():
 def test_closing_with_a_transfer_that_failed():
     engine = _core.Engine("cuda:0")
     driver.fail("cuMemcpyHtoDAsync", 1, 2)
-    engine.send(random_bytes(SMALL), expander_for(engine))
+    send_to(engine, random_bytes(SMALL))
     engine.close()
     with pytest.raises(penstock.Closed):
-        engine.send(random_bytes(SMALL), expander_for(engine))
+        send_to(engine, random_bytes(SMALL))
 
 
 @over_the_fake_driver
@@ -241,7 +241,7 @@ def test_a_transfer_that_fails_is_told_where_its_array_is_used():
         assert caught.value.call == "cuMemcpyHtoDAsync"
     engine = engine_for("cuda:0")
     driver.fail("cuMemcpyHtoDAsync", 1, 2)
-    engine.send(random_bytes(SMALL), expander_for(engine))
+    send_to(engine, random_bytes(SMALL))
     assert engine.in_flight() == 0
 
 
@@ -250,7 +250,7 @@ def test_a_transfer_that_fails_is_told_where_its_array_is_used():
 def test_a_capsule_that_nobody_takes_lets_go_of_the_memory(version):
     engine = engine_with_room_for(LARGE)
     for _ in range(3):
-        engine.send(random_bytes(LARGE), expander_for(engine)).land().__dlpack__(max_version=version)
+        send_to(engine, random_bytes(LARGE)).land().__dlpack__(max_version=version)
 
 
 @pytest.mark.parametrize("version", [(1, 1), None])
@@ -322,7 +322,7 @@ def test_python_runs_while_memory_is_waited_for():
     engine = engine_with_room_for(LARGE)
     stream = driver.stream()
     for _ in range(2):
-        array = engine.send(random_bytes(LARGE), expander_for(engine)).land()
+        array = send_to(engine, random_bytes(LARGE)).land()
         take(array, stream)
         driver.run_python(stream)
         del array

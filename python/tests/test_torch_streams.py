@@ -26,7 +26,7 @@ from fake_driver import (
 )
 from penstock import _core
 from penstock._engines import engine_for
-from penstock._move.transfers import expander_for
+from support import send_to
 
 over_the_fake_driver_with_torch = over_the_fake_driver(torch=True)
 
@@ -37,7 +37,7 @@ def test_the_current_stream_waits_for_what_was_sent(count):
     sent = random_bytes(count)
     engine = engine_for("cuda:0")
     driver.delay_copies()
-    flight = engine.send(sent, expander_for(engine))
+    flight = send_to(engine, sent)
     stream = driver.stream()
     with stand_in_torch.current(stream):
         tensor = flight.land()
@@ -173,7 +173,7 @@ def test_python_runs_while_penstock_waits(waits):
         elif waits == "to_host":
             penstock.to_host(stand_in_torch.empty(SMALL, stand_in_torch.UINT8, "cuda:0"))
         else:
-            engine.send(sent, expander_for(engine))
+            send_to(engine, sent)
     engine.close()
 
 
@@ -183,7 +183,7 @@ def test_memory_is_pytorchs_again_when_the_order_of_the_streams_keeps_it(lands):
     before = used_memory(stand_in_torch.allocator, engine_for("cuda:0"))
     engine, sent = engine_for("cuda:0"), random_bytes(ENDLESS)
     driver.delay_copies(SOON_NS if lands else 4 * LATE_NS)
-    flight = engine.send(sent, expander_for(engine))
+    flight = send_to(engine, sent)
     if lands:
         flight.land()
         assert stand_in_torch.allocator.used == before, "the current stream waits for the copies"
@@ -230,7 +230,7 @@ def test_pytorch_pins_its_tensors_if_it_can():
     tensors = [stand_in_torch.from_numpy(array) for array in arrays[:2]]
 
     def arrive():
-        flight = engine.send([*tensors, arrays[2]], expander_for(engine), True)
+        flight = send_to(engine, [*tensors, arrays[2]], True)
         with stand_in_torch.current(driver.stream()) as stream:
             landed = flight.land()
             read = [driver.read(stream, tensor.address, LARGE) for tensor in landed]

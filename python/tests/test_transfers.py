@@ -15,8 +15,7 @@ import penstock
 from dlpack import Foreign
 from penstock import _core, _others
 from penstock._engines import engine_for
-from penstock._move.transfers import expander_for
-from support import place, run_in_threads, same
+from support import place, run_in_threads, same, send_to
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -82,7 +81,7 @@ def test_large_arrays_in_blocks_with_small_and_pinned_ones_between(device, rando
     lengths = [7, 40 << 20, 3000, (30 << 20) + 5, 0, 80 << 20, 60 << 20, 11, 300_001]
     tree = [random.integers(0, 256, length, dtype=np.uint8) for length in lengths]
     tree += [penstock.to_host(penstock.to_device(array, device), pinned=True) for array in tree[2:4]]
-    assert same(engine.send(tree, expander_for(engine)).land(), tree)
+    assert same(send_to(engine, tree).land(), tree)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -210,7 +209,7 @@ def test_released_sources_may_change(device, random):
     for _ in range(5):
         source = torch.from_numpy(random.integers(0, 256, 40 << 20, dtype=np.uint8))
         kept = source.clone()
-        flight = engine.send([source], expander_for(engine))
+        flight = send_to(engine, [source])
         flight.release_sources()
         source.zero_()
         assert same(flight.land(), [kept])
@@ -219,7 +218,7 @@ def test_released_sources_may_change(device, random):
 def test_the_source_of_a_dropped_flight_is_kept_while_it_is_read(device):
     engine = engine_for(device)
     # Unmapped with the array: a later read would end the process.
-    engine.send(np.frombuffer(mmap.mmap(-1, 128 << 20), np.uint8), expander_for(engine))
+    send_to(engine, np.frombuffer(mmap.mmap(-1, 128 << 20), np.uint8))
     assert same(penstock.to_device([torch.ones(5)], device), [torch.ones(5)])
     while engine.in_flight():
         time.sleep(0.001)
@@ -258,7 +257,7 @@ def test_a_source_that_was_sent_is_not_kept(device):
 
 def test_a_flight_that_has_landed_twice():
     engine = engine_for("host")
-    flight = engine.send([torch.ones(3)], expander_for(engine))
+    flight = send_to(engine, [torch.ones(3)])
     assert same(flight.land(), [torch.ones(3)])
     with pytest.raises(penstock.Closed, match="taken already"):
         flight.land()
@@ -268,7 +267,7 @@ def test_a_closed_engine_sends_nothing():
     engine = _core.Engine("host")
     engine.close()
     with pytest.raises(penstock.Closed, match="was closed"):
-        engine.send(torch.ones(3), expander_for(engine))
+        send_to(engine, torch.ones(3))
 
 
 def test_an_engine_that_is_closed_ends_the_calls_of_other_threads():
@@ -277,11 +276,11 @@ def test_an_engine_that_is_closed_ends_the_calls_of_other_threads():
         engine, sending, ended = _core.Engine("host:link=1"), threading.Barrier(3), []
 
         def send(engine=engine, sending=sending, ended=ended):
-            engine.send(arrays, expander_for(engine))
+            send_to(engine, arrays)
             sending.wait()
             with pytest.raises(penstock.Closed, match="was closed"):
                 while True:
-                    engine.send(arrays, expander_for(engine))
+                    send_to(engine, arrays)
             ended.append(True)
 
         threads = [threading.Thread(target=send) for _ in range(2)]

@@ -52,8 +52,8 @@ class FeedIterator:
         """`source`: what is left of a native epoch, in this turn, and the state after each batch; None: see `start`."""
         self._feed = feed
         self._account = _core.FeedIteration(feed._account)
-        self._destination = feed._destination
-        self._expand = [expander_for(engine) for engine in self._destination.engines]
+        self._destination = feed._destination.native
+        self._expand = [expander_for(engine) for engine in feed._destination.engines]
         # If workers make the batches, this process's threads are free to move them.
         self._pin = not getattr(feed.loader, "num_workers", 0)
         self._source = source
@@ -94,8 +94,6 @@ class FeedIterator:
                 del item
         flight, state = item
         batch = self._account.land(flight)
-        if type(flight) is _core.FlightToAll and not self._destination.together:
-            batch = batch[0]
         feed._note(self._turn, state)
         return batch
 
@@ -160,11 +158,7 @@ class FeedIterator:
 
     def _send(self, batch: Any, slot: Any) -> Any:
         before = sum(expand.pin_seconds for expand in self._expand)
-        group = self._destination.group
-        if group is not None:
-            flight = self._account.send_to_all(group, batch, self._expand, slot)
-        else:
-            flight = self._account.send(batch, self._expand[0], self._pin, slot)
+        flight = self._account.send(self._destination, batch, self._expand, self._pin, slot)
         self._account.pinned(sum(expand.pin_seconds for expand in self._expand) - before)
         return flight
 

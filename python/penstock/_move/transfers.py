@@ -60,10 +60,8 @@ def to_device(tree: Any, device: Any = "auto", *, group: Any = None, relay: Any 
     """
     destination = Destination(device, group, relay)
     flights = destination.native.send(tree, [expander_for(engine) for engine in destination.engines])
-    for flight in flights:
-        flight.release_sources()
-    landed = [flight.land() for flight in flights]
-    return landed if destination.together else landed[0]
+    flights.release_sources()
+    return flights.land()
 
 
 def to_host(tree: Any, *, out: Any = None, pinned: bool = False) -> Any:

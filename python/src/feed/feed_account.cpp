@@ -119,43 +119,19 @@ void FeedIteration::unstaged() {
   if (feed_->host_.stages_unknown.empty()) ++feed_->unstaged_;
 }
 
-Flight FeedIteration::send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot) {
-  Flight flight = feed_->engine_->send(tree, expand, pin, true, slot);
-  note_sent(flight.pin_seconds());
-  return flight;
-}
-
-FlightToAll FeedIteration::send_to_all(Group& group, nb::handle tree, const std::vector<nb::object>& expand,
-                                       const FilledSlot* slot) {
-  FlightToAll flight = group.send(tree, expand, slot);
-  note_sent(0);
-  return flight;
-}
-
-void FeedIteration::note_sent(double pinned) {
+Flights FeedIteration::send(const EngineDestination& destination, nb::handle tree,
+                            const std::vector<nb::object>& expand, bool pin, const FilledSlot* slot) {
+  Flights flights = destination.send(tree, expand, pin, true, slot);
   has_sent_ = true;
   times_.gather_begin = part_begin_;
   times_.gather_end = now();
   feed_->host_.gather_seconds += times_.gather_end - times_.gather_begin;
-  feed_->host_.send_pin_seconds += pinned;
+  feed_->host_.send_pin_seconds += flights.first().pin_seconds();
+  return flights;
 }
 
-nb::object FeedIteration::land(Flight& flight) {
-  return answer(flight, flight.bytes(), [&](StreamHandle current) { return flight.land_on(current); });
-}
-
-nb::object FeedIteration::land(FlightToAll& flight) {
-  std::vector<Flight>& flights = flight.flights();
-  return answer(flights.front(), flight.link_bytes(), [&](StreamHandle current) {
-    nb::list all;
-    all.append(flights.front().land_on(current));
-    for (std::size_t i = 1; i < flights.size(); ++i) all.append(flights[i].land());
-    return nb::object(all);
-  });
-}
-
-template <typename HandOut>
-nb::object FeedIteration::answer(const Flight& flight, std::size_t link_bytes, HandOut hand_out) {
+nb::object FeedIteration::land(Flights& flights) {
+  const Flight& flight = flights.first();
   Account& account = feed_->account_;
   const double begin = now();
   const auto current = current_stream();
@@ -165,13 +141,13 @@ nb::object FeedIteration::answer(const Flight& flight, std::size_t link_bytes, H
   if (timed != nullptr) timed->transfers = flight.transfers();
   nb::object batch;
   try {
-    batch = hand_out(current.value_or(nullptr));
+    batch = flights.land_on(current.value_or(nullptr));
   } catch (...) {
     account.discard(timed);
     throw;
   }
   times_.samples = flight.samples();
-  times_.link_bytes = link_bytes;
+  times_.link_bytes = flights.link_bytes();
   ++batches_;
   ++feed_->host_.batches;
   feed_->host_.arrays += flight.arrays();
@@ -218,12 +194,9 @@ void bind_feed_account(nb::module_& module) {
            nb::arg("receive"), nb::arg("pin"))
       .def("unstaged", &FeedIteration::unstaged)
       .def("pinned", &FeedIteration::pinned, nb::arg("seconds"))
-      .def("send", &FeedIteration::send, nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin"),
-           nb::arg("slot").none() = nb::none())
-      .def("send_to_all", &FeedIteration::send_to_all, nb::arg("group"), nb::arg("tree").none(),
-           nb::arg("expand"), nb::arg("slot").none() = nb::none())
-      .def("land", nb::overload_cast<Flight&>(&FeedIteration::land), nb::arg("flight"))
-      .def("land", nb::overload_cast<FlightToAll&>(&FeedIteration::land), nb::arg("flight"))
+      .def("send", &FeedIteration::send, nb::arg("destination"), nb::arg("tree").none(), nb::arg("expand"),
+           nb::arg("pin"), nb::arg("slot").none() = nb::none())
+      .def("land", &FeedIteration::land, nb::arg("flights"))
       .def("leave", &FeedIteration::leave, nb::arg("over"));
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "move/destination.hpp"
 #include "move/engine.hpp"
-#include "move/group.hpp"
 
 #include <penstock/transfer/account.hpp>
 
@@ -62,15 +62,11 @@ class FeedIteration {
   void unstaged();
   /// The seconds in which batches pinned themselves while the last one was sent.
   void pinned(double seconds) { feed_->host_.send_pin_seconds += seconds; }
-  /// Sends the loaded batch, as Engine::send does.
-  [[nodiscard]] Flight send(nb::handle tree, nb::handle expand, bool pin, const FilledSlot* slot);
-  /// Sends it to all devices of a group, the first of which has the account.
-  [[nodiscard]] FlightToAll send_to_all(Group& group, nb::handle tree, const std::vector<nb::object>& expand,
-                                        const FilledSlot* slot);
-  /// Hands out the batch that was asked for, as Flight::land does.
-  [[nodiscard]] nb::object land(Flight& flight);
-  /// A list of it, one for each device.
-  [[nodiscard]] nb::object land(FlightToAll& flight);
+  /// Sends the loaded batch, as EngineDestination::send does. The first device has the account.
+  [[nodiscard]] Flights send(const EngineDestination& destination, nb::handle tree,
+                             const std::vector<nb::object>& expand, bool pin, const FilledSlot* slot);
+  /// Hands out the batch that was asked for, as Flights::land does.
+  [[nodiscard]] nb::object land(Flights& flights);
   /// The consumer goes on, with a batch or without one. `over`: it will not ask again.
   void leave(bool over);
 
@@ -78,11 +74,6 @@ class FeedIteration {
   [[nodiscard]] double now() const noexcept { return feed_->account_.now(); }
   /// PyTorch's current stream, if batches are used on it.
   [[nodiscard]] std::optional<StreamHandle> current_stream() const;
-  /// `pinned`: the seconds of it in which its memory was pinned.
-  void note_sent(double pinned);
-  /// `hand_out` takes PyTorch's current stream. `flight`: to the device that has the account.
-  template <typename HandOut>
-  [[nodiscard]] nb::object answer(const Flight& flight, std::size_t link_bytes, HandOut hand_out);
 
   const std::shared_ptr<FeedAccount> feed_;
   std::optional<std::uint64_t> epoch_;

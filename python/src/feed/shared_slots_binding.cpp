@@ -73,11 +73,8 @@ void bind_shared_slots(nb::module_& module) {
       .def("array", &array, nb::arg("for_torch"), nb::arg("offset"), nb::arg("code"), nb::arg("bits"),
            nb::arg("shape"), nb::arg("strides"), "An array in the slot. `strides` in elements.")
       .def(
-          "is_seen", [](const FilledSlot& self, const Flight& flight) { return flight.sees(self); },
-          nb::arg("flight"), "True if arrays of the slot are left, other than those that are being sent.")
-      .def(
-          "is_seen", [](const FilledSlot& self, const FlightToAll& flight) { return flight.sees(self); },
-          nb::arg("flight"))
+          "is_seen", [](const FilledSlot& self, const Flights& flights) { return flights.sees(self); },
+          nb::arg("flights"), "True if arrays of the slot are left, other than those that are being sent.")
       .def_prop_ro(
           "locked", [](const FilledSlot& self) { return self.locked; },
           "True if the device reads the slot where it lies.");

@@ -39,11 +39,17 @@ Destination EngineDestination::destination() const {
                  : Destination(group_->devices(), std::move(links));
 }
 
-std::vector<Flight> EngineDestination::send(nb::handle tree, const std::vector<nb::object>& expand) const {
-  if (group_) return std::move(group_->send(tree, expand).flights());
+Flights EngineDestination::send(nb::handle tree, const std::vector<nb::object>& expand, bool pin, bool timed,
+                                const FilledSlot* slot) const {
+  if (group_) {
+    auto [flights, link_bytes] = group_->send(tree, expand, slot);
+    return {std::move(flights), link_bytes, is_to_all()};
+  }
   std::vector<Flight> one;
-  one.push_back(rank_ ? rank_->send(tree, expand.front()) : engine().send(tree, expand.front(), false));
-  return one;
+  one.push_back(rank_ ? rank_->send(tree, expand.front())
+                      : engine().send(tree, expand.front(), pin, timed, slot));
+  const std::size_t link_bytes = one.front().bytes();
+  return {std::move(one), link_bytes, false};
 }
 
 void EngineDestination::tell(nb::handle error) const {
@@ -56,15 +62,24 @@ void bind_destination(nb::module_& module) {
   nb::class_<GroupBoard>(module, "GroupBoard", "The processes of a group; use penstock.ProcessGroup.")
       .def(nb::init<std::string, std::size_t, std::size_t, double>(), nb::kw_only(), nb::arg("key"),
            nb::arg("rank"), nb::arg("processes"), nb::arg("timeout_seconds"));
+  nb::class_<Flights>(module, "Flights", "A nest on its way to one device, or to each of several.")
+      .def("land", &Flights::land,
+           "The nest with its arrays on the device, or a list of it for several; callable once.")
+      .def("release_sources", &Flights::release_sources,
+           "Blocks until the arrays that were sent are no longer read.");
   nb::class_<EngineDestination>(module, "Destination", "Devices, and the links over which they are fed.")
       .def_static("device", &EngineDestination::of_device, nb::arg("engine"))
       .def_static("group", &EngineDestination::of_group, nb::arg("group"), nb::arg("relays"),
                   "All devices of a group; if it `relays`, the first alone, over the links of all.")
       .def_static("rank", &EngineDestination::of_rank, nb::arg("engine"), nb::arg("board"),
                   "This process's device, in a group of processes.")
-      .def("send", &EngineDestination::send, nb::arg("tree").none(), nb::arg("expand"),
-           "Sends a nest: a flight to each device that receives. With other processes, they send an equal "
-           "nest, and it blocks until it is there.")
+      .def(
+          "send",
+          [](const EngineDestination& self, nb::handle tree, const std::vector<nb::object>& expand,
+             bool pin) { return self.send(tree, expand, pin); },
+          nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false,
+          "Sends a nest to each device that receives. With other processes, they send an equal nest, and it "
+          "blocks until it is there.")
       .def("tell", &EngineDestination::tell, nb::arg("error"),
            "Has the other processes fail, in place of sending; without any, does nothing.");
 }

@@ -36,8 +36,9 @@ class EngineDestination {
   /// True if there is one result for each device, and not one alone.
   [[nodiscard]] bool is_to_all() const noexcept { return group_ != nullptr && !relays_; }
 
-  /// As Engine::send: a flight to each device that receives. `expand`: one for each.
-  [[nodiscard]] std::vector<Flight> send(nb::handle tree, const std::vector<nb::object>& expand) const;
+  /// As Engine::send, to each device that receives. `expand`: one for each. `pin`, `timed`: for one device.
+  [[nodiscard]] Flights send(nb::handle tree, const std::vector<nb::object>& expand, bool pin,
+                             bool timed = false, const FilledSlot* slot = nullptr) const;
   /// See RankOfGroup::tell. Without other processes, nobody is told.
   void tell(nb::handle error) const;
   void refuse_closed() const;

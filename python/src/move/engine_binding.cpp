@@ -14,23 +14,8 @@
 namespace penstock::python {
 
 void bind_engine(nb::module_& module) {
-  nb::class_<Flight>(module, "Flight", "A nest on its way to a device.")
-      .def("land", &Flight::land, "The nest with its arrays on the device; callable once.")
-      .def("release_sources", &Flight::release_sources,
-           "Blocks until the arrays that were sent are no longer read.")
-      .def_prop_ro("bytes", &Flight::bytes, "Bytes of the arrays that are sent.")
-      .def_prop_ro("arrays", &Flight::arrays, "Number of arrays that are sent.")
-      .def_prop_ro("samples", &Flight::samples,
-                   "Extent of the first array's first axis; 0 if there is none.");
-
   nb::class_<Engine>(module, "Engine", "Sends to one device.")
       .def(nb::new_(&Engine::open), nb::arg("spec"), nb::arg("cache_directory") = nb::none())
-      .def(
-          "send",
-          [](Engine& self, nb::handle tree, nb::handle expand, bool pin) {
-            return self.send(tree, expand, pin);
-          },
-          nb::arg("tree").none(), nb::arg("expand"), nb::arg("pin") = false)
       .def("close", &Engine::close)
       .def("in_flight", &Engine::in_flight, "Sets of transfers that nobody waits for and that are not done.")
       .def(

@@ -47,10 +47,6 @@ Flight::~Flight() {
   if (engine_ && !pending_.empty()) engine_->keep(std::move(pending_));
 }
 
-bool Flight::sees(const FilledSlot& slot) const noexcept {
-  return slot.storage.use_count() > (keeps(slot) ? 2 : 1);
-}
-
 nb::object Flight::land() {
   Torch* const torch = engine_->is_cuda() && !pending_.transfers.empty() ? Torch::get() : nullptr;
   return land_on(torch != nullptr ? torch->current_stream(engine_->index()) : nullptr);
@@ -87,6 +83,23 @@ void Flight::release_sources() {
     for (const auto& transfer : pending_.transfers) transfer.synchronize_source();
   }
   pending_.sources.clear();
+}
+
+void Flights::release_sources() {
+  for (Flight& flight : flights_) flight.release_sources();
+}
+
+bool Flights::sees(const FilledSlot& slot) const noexcept {
+  const auto ours = std::ranges::count_if(flights_, [&](const Flight& flight) { return flight.keeps(slot); });
+  return slot.storage.use_count() > 1 + ours;
+}
+
+nb::object Flights::with_others(nb::object first) {
+  if (!to_all_) return first;
+  nb::list all;
+  all.append(std::move(first));
+  for (std::size_t i = 1; i < flights_.size(); ++i) all.append(flights_[i].land());
+  return std::move(all);
 }
 
 std::vector<std::byte*> Shipment::destinations() const {

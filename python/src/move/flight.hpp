@@ -65,8 +65,6 @@ class Flight {
   [[nodiscard]] std::size_t samples() const noexcept { return samples_; }
   /// In which PyTorch copied tensors to pinned memory, before they were sent.
   [[nodiscard]] double pin_seconds() const noexcept { return pin_seconds_; }
-  /// True if somebody else than this flight has arrays of the slot.
-  [[nodiscard]] bool sees(const FilledSlot& slot) const noexcept;
   /// True if the slot stays taken until this flight has what it needs of it.
   [[nodiscard]] bool keeps(const FilledSlot& slot) const noexcept { return pending_.slot == slot.storage; }
 
@@ -84,6 +82,35 @@ class Flight {
   std::size_t arrays_ = 0;
   std::size_t samples_ = 0;
   double pin_seconds_ = 0;
+};
+
+/// A nest on its way to one device, or to each of several. It may be dropped before it lands.
+class Flights {
+ public:
+  /// `link_bytes`: those that the links of all carry. `to_all`: it lands as a list, with a nest on each
+  /// device.
+  Flights(std::vector<Flight> flights, std::size_t link_bytes, bool to_all) noexcept
+      : flights_(std::move(flights)), link_bytes_(link_bytes), to_all_(to_all) {}
+  Flights(Flights&&) noexcept = default;
+  Flights& operator=(Flights&&) = delete;
+
+  [[nodiscard]] const Flight& first() const noexcept { return flights_.front(); }
+  [[nodiscard]] std::size_t link_bytes() const noexcept { return link_bytes_; }
+  /// As those of Flight; `current` is of the first device.
+  [[nodiscard]] nb::object land() { return with_others(flights_.front().land()); }
+  [[nodiscard]] nb::object land_on(StreamHandle current) {
+    return with_others(flights_.front().land_on(current));
+  }
+  void release_sources();
+  /// True if somebody else than these flights has arrays of the slot.
+  [[nodiscard]] bool sees(const FilledSlot& slot) const noexcept;
+
+ private:
+  [[nodiscard]] nb::object with_others(nb::object first);
+
+  std::vector<Flight> flights_;
+  std::size_t link_bytes_;
+  bool to_all_;
 };
 
 /// A nest taken apart, with memory on the device that nothing has been sent to yet. If the nest has no

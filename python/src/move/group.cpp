@@ -97,12 +97,9 @@ std::shared_ptr<GroupEngine> Group::engine() const {
   return group;
 }
 
-bool FlightToAll::sees(const FilledSlot& slot) const noexcept {
-  const auto ours = std::ranges::count_if(flights_, [&](const Flight& flight) { return flight.keeps(slot); });
-  return slot.storage.use_count() > 1 + ours;
-}
-
-FlightToAll Group::send(nb::handle tree, const std::vector<nb::object>& expand, const FilledSlot* slot) {
+std::pair<std::vector<Flight>, std::size_t> Group::send(nb::handle tree,
+                                                        const std::vector<nb::object>& expand,
+                                                        const FilledSlot* slot) {
   refuse_closed();
   // Arrays for one host device stay in a slot; those for several are copied out of it.
   const FilledSlot* const read_there = engines_.front()->is_cuda() ? slot : nullptr;
@@ -198,7 +195,6 @@ void Group::close() {
 }
 
 void bind_group(nb::module_& module) {
-  nb::class_<FlightToAll>(module, "FlightToAll", "A nest on its way to all devices of a group.");
   nb::class_<Group>(module, "Group", "Sends to several devices over the links of all.")
       .def(nb::new_(&Group::open), nb::arg("engines"), nb::arg("cache_directory") = nb::none())
       .def("carried", &Group::carried, "Bytes that each device has pulled over its link so far.")

@@ -16,26 +16,6 @@
 
 namespace penstock::python {
 
-/// A nest on its way to all devices of a group. It may be dropped before land().
-class FlightToAll {
- public:
-  FlightToAll(std::vector<Flight> flights, std::size_t link_bytes) noexcept
-      : flights_(std::move(flights)), link_bytes_(link_bytes) {}
-  FlightToAll(FlightToAll&&) noexcept = default;
-  FlightToAll& operator=(FlightToAll&&) = delete;
-
-  /// One for each device, in the group's order.
-  [[nodiscard]] std::vector<Flight>& flights() noexcept { return flights_; }
-  /// Bytes that the links of all carry.
-  [[nodiscard]] std::size_t link_bytes() const noexcept { return link_bytes_; }
-  /// As Flight::sees.
-  [[nodiscard]] bool sees(const FilledSlot& slot) const noexcept;
-
- private:
-  std::vector<Flight> flights_;
-  std::size_t link_bytes_;
-};
-
 /// Sends to several devices, each of which has an engine, over the links of all.
 class Group {
  public:
@@ -47,9 +27,10 @@ class Group {
 
   /// Feeds all devices once, or the first one alone, over the links of all. `expand`: one for each that
   /// receives. `slot`: see Engine::send; its arrays go to each device's own memory, and it stays taken until
-  /// all have them.
-  [[nodiscard]] FlightToAll send(nb::handle tree, const std::vector<nb::object>& expand,
-                                 const FilledSlot* slot = nullptr);
+  /// all have them. Gives a flight to each device, and the bytes that the links of all carry.
+  [[nodiscard]] std::pair<std::vector<Flight>, std::size_t> send(nb::handle tree,
+                                                                 const std::vector<nb::object>& expand,
+                                                                 const FilledSlot* slot);
 
   /// Throws Closed after close(), and DeviceError in a forked process.
   void refuse_closed() const;
