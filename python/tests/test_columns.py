@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import penstock
+from penstock._loader.columns import fields_of
 
 LARGE = 2**53 + 1  # float64 cannot hold it
 
@@ -138,8 +139,11 @@ class TestArrow:
         memory = np.arange(12, dtype=np.int32)
         buffer = self.pa.py_buffer(memory)
         chunks = [self.pa.Array.from_buffers(self.pa.int32(), 4, [None, buffer], offset=at) for at in (8, 4, 0)]
-        loader = penstock.Loader(self.pa.chunked_array(chunks), 12, device=device)
-        memory += 100  # seen only by who reads where it lies
+        column = self.pa.chunked_array(chunks)
+        [field] = fields_of(column).arrays
+        assert all(np.shares_memory(array, memory) for array in field.arrays)
+        memory += 100
+        loader = penstock.Loader(field, 12, device=device)
         assert next(iter(loader)).cpu().tolist() == [*range(108, 112), *range(104, 108), *range(100, 104)]
 
     def test_whatever_has_an_arrow_stream(self, device):
