@@ -1,5 +1,7 @@
 #include "run/host_pages.hpp"
 
+#include "core/shared/populate_pages.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/host_workers.hpp>
 
@@ -8,23 +10,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdint>
 
 namespace penstock::run {
 
 namespace {
 
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
-
-bool populate(std::uintptr_t begin, std::uintptr_t end) noexcept {
-  for (;;) {
-    if (::madvise(reinterpret_cast<void*>(begin), end - begin, kPopulateWrite) == 0) return true;
-    if (errno == EINVAL) return true;  // the kernel is too old: the pages come when they are written
-    if (errno != EAGAIN && errno != EINTR) return false;
-  }
-}
 
 }  // namespace
 
@@ -39,8 +31,10 @@ bool make_pages_present(std::byte* data, std::size_t bytes, HostWorkers& workers
   std::atomic<bool> present{true};
   const std::uintptr_t start = first / kHugePage * kHugePage;
   workers.for_each((last - start + kHugePage - 1) / kHugePage, [&](std::size_t part) {
-    const std::uintptr_t begin = start + part * kHugePage;
-    if (!populate(std::max(begin, first), std::min(begin + kHugePage, last))) present = false;
+    const std::uintptr_t begin = std::max(start + part * kHugePage, first);
+    const std::uintptr_t end = std::min(start + (part + 1) * kHugePage, last);
+    // If the kernel cannot do it, the pages come when they are written.
+    if (!populate_pages(reinterpret_cast<void*>(begin), end - begin).value_or(true)) present = false;
   });
   return present;
 }

@@ -1,5 +1,7 @@
 #include "memory/host_pages.hpp"
 
+#include "core/shared/populate_pages.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/host_workers.hpp>
 
@@ -8,14 +10,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdint>
+#include <optional>
 
 namespace penstock {
 
 namespace {
 
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 constexpr std::size_t kTouchPart = 16 * kHugePageBytes;
 
 void write_each_page(std::byte* data, std::size_t bytes) noexcept {
@@ -25,14 +26,9 @@ void write_each_page(std::byte* data, std::size_t bytes) noexcept {
 }
 
 bool touch(std::byte* data, std::size_t bytes) noexcept {
-  for (;;) {
-    if (madvise(data, bytes, kPopulateWrite) == 0) return true;
-    if (errno == EINVAL) {
-      write_each_page(data, bytes);
-      return true;
-    }
-    if (errno != EAGAIN && errno != EINTR) return false;
-  }
+  const std::optional<bool> present = populate_pages(data, bytes);
+  if (!present) write_each_page(data, bytes);
+  return present.value_or(true);
 }
 
 }  // namespace
