@@ -149,16 +149,13 @@ std::optional<NotExamined> Examiner::other_profile(const Timeline& timeline) con
 }
 
 TraceReport Examiner::examine(std::string name, const Timeline& timeline) const {
-  const LinkProfile* const profile = profile_of(timeline);
   TraceReport report;
   report.file = std::move(name);
   report.rank = timeline.rank;
   report.events = timeline.events;
   const TimeSpan recorded = whole_window(timeline);
   report.recorded_seconds = static_cast<double>(recorded.end - recorded.begin) * 1e-9;
-  report.diagnosis = diagnose_timeline(
-      timeline,
-      {.h2d_ceiling = profile != nullptr ? profile->ceiling(CopyDirection::h2d) : 0, .profile = profile});
+  report.diagnosis = diagnose_timeline(timeline, profile_of(timeline));
   if (auto other = other_profile(timeline))
     report.diagnosis.not_examined.insert(report.diagnosis.not_examined.begin(), std::move(*other));
   if (has_budget_) report.breaches = check_budget(budget_, report.diagnosis);

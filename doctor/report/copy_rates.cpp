@@ -24,7 +24,7 @@ std::vector<CopyRate> copy_rates(const Timeline& timeline) {
   std::map<Key, CopyRate> bins;
   for (const TimelineCopy& copy : timeline.copies) {
     if (copy.direction == CopyDirection::d2d || copy.bytes == 0 || copy.time.begin >= copy.time.end) continue;
-    if (copy.time.begin < window.begin || copy.time.begin >= window.end) continue;
+    if (!begins_in(copy.time, window)) continue;
     const auto host = copy.direction == CopyDirection::h2d ? copy.source : copy.destination;
     const double seconds = static_cast<double>(copy.time.end - copy.time.begin) * 1e-9;
     const auto bytes = static_cast<double>(copy.bytes);

@@ -58,8 +58,7 @@ std::vector<ViewedCopy> view_copies(const Timeline& timeline, TimeSpan window,
   }
   std::vector<ViewedCopy> copies;
   for (const TimelineCopy& copy : timeline.copies) {
-    if (copy.direction == CopyDirection::d2d) continue;
-    if (copy.time.begin < window.begin || copy.time.begin >= window.end) continue;
+    if (copy.direction == CopyDirection::d2d || !begins_in(copy.time, window)) continue;
     const auto by = made.find(copy.correlation);
     const KnownCall* const call = by != made.end() ? by->second : nullptr;
     copies.push_back({&copy, call, call != nullptr ? wait_behind(timeline, calls, *call) : nullptr});
@@ -93,7 +92,7 @@ TimelineView::TimelineView(const Timeline& viewed)
       copies(view_copies(timeline, window, calls)),
       waits_for_inputs(penstock::waits_for_inputs(copies)) {}
 
-DeviceView view_device(const TimelineView& of, std::uint16_t device, const DiagnosisOptions& options) {
+DeviceView view_device(const TimelineView& of, std::uint16_t device, const LinkProfile* profile) {
   const Timeline& timeline = of.timeline;
   HostActivity host = host_activity(timeline, device);
   DeviceActivity activity = device_activity(timeline, device, of.window);
@@ -113,8 +112,8 @@ DeviceView view_device(const TimelineView& of, std::uint16_t device, const Diagn
                   .host_steps = std::move(host_steps),
                   .device_steps = active_steps_of_device(timeline, device, of.window),
                   .copies = copies_of(of.copies, device),
-                  .h2d_ceiling = options.h2d_ceiling,
-                  .profile = options.profile};
+                  .h2d_ceiling = profile != nullptr ? profile->ceiling(CopyDirection::h2d) : 0,
+                  .profile = profile};
   mark_held_copies(view);
   if (view.h2d_ceiling <= 0) view.h2d_ceiling = best_pinned_rate(view.copies);
   return view;

@@ -74,8 +74,8 @@ struct DeviceView {
   [[nodiscard]] double steps() const { return static_cast<double>(std::max<std::size_t>(account.steps, 1)); }
 };
 
-/// Both outlive the view.
+/// They outlive the view.
 [[nodiscard]] DeviceView view_device(const TimelineView& of, std::uint16_t device,
-                                     const DiagnosisOptions& options);
+                                     const LinkProfile* profile);
 
 }  // namespace penstock

@@ -106,7 +106,7 @@ std::string_view severity_name(Severity severity) noexcept {
   return kNames[static_cast<std::size_t>(severity)];
 }
 
-Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& options) {
+Diagnosis diagnose_timeline(const Timeline& timeline, const LinkProfile* profile) {
   Diagnosis diagnosis;
   const TimelineView shared(timeline);
   const std::vector<NotExamined> left_out = not_recorded(timeline);
@@ -114,7 +114,7 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& op
   std::optional<HostActivity> least_known;
   std::vector<NotExamined> unclear;
   for (const std::uint16_t device : devices) {
-    DeviceView view = view_device(shared, device, options);
+    DeviceView view = view_device(shared, device, profile);
     diagnosis.h2d_ceiling = std::max(diagnosis.h2d_ceiling, view.h2d_ceiling);
     add_findings(diagnosis, view, left_out);
     if (auto others = waits_of_other_threads(view);

@@ -58,15 +58,6 @@ struct Finding {
   std::vector<TimeSpan> evidence;
 };
 
-struct DiagnosisOptions {
-  /// Bytes per second that the link carries from pinned memory, as `penstock link` measured it on the machine
-  /// of the recording. 0: the best rate of a large pinned copy in the recording, if there is one.
-  double h2d_ceiling = 0;
-  /// That measurement itself, which tells how short a step may become and what a copy would take. Null: not
-  /// known. It must live until the diagnosis is made.
-  const LinkProfile* profile = nullptr;
-};
-
 /// What the recording does not tell. Nothing is known about these, good or bad.
 struct NotExamined {
   std::vector<std::string> names;  ///< ids of findings, and names of the account's parts
@@ -77,8 +68,8 @@ struct Diagnosis {
   std::vector<DeviceAccount> accounts;
   std::vector<Finding> findings;  ///< by what they gain, the most first
   std::vector<NotExamined> not_examined;
-  /// Bytes per second that pinned memory is taken to reach on its way to a device: the option's, or the best
-  /// that the recording shows of any device. 0: not known.
+  /// Bytes per second that pinned memory is taken to reach on its way to a device: by the link's profile, or
+  /// the best that the recording shows of any device. 0: not known.
   double h2d_ceiling = 0;
 
   /// Null if there is none.
@@ -88,7 +79,9 @@ struct Diagnosis {
 /// The ids of all rules.
 [[nodiscard]] std::span<const std::string_view> finding_ids();
 
-/// Applies all rules to each device. A pure function of the timeline.
-[[nodiscard]] Diagnosis diagnose_timeline(const Timeline& timeline, const DiagnosisOptions& options = {});
+/// Applies all rules to each device. `profile` is what `penstock link` measured on the machine of the
+/// recording, which tells how short a step may become and what a copy would take. Null: not known. A pure
+/// function of both.
+[[nodiscard]] Diagnosis diagnose_timeline(const Timeline& timeline, const LinkProfile* profile = nullptr);
 
 }  // namespace penstock

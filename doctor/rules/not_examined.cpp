@@ -20,15 +20,11 @@ namespace penstock {
 
 namespace {
 
-bool is_within(TimeSpan time, TimeSpan window) {
-  return time.begin >= window.begin && time.begin < window.end;
-}
-
 /// Large copies between host and device that begin within the window, and that `lack` something.
 template <typename Test>
 std::size_t large_copies_that(const Timeline& timeline, TimeSpan window, const Test& lack) {
   return static_cast<std::size_t>(std::ranges::count_if(timeline.copies, [&](const TimelineCopy& copy) {
-    return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes && is_within(copy.time, window) &&
+    return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes && begins_in(copy.time, window) &&
            lack(copy);
   }));
 }
@@ -38,12 +34,12 @@ std::size_t large_copies_that(const Timeline& timeline, TimeSpan window, const T
 std::size_t streams_of_unknown_kind(const Timeline& timeline, TimeSpan window) {
   std::set<std::pair<std::uint16_t, std::uint32_t>> streams;
   for (const TimelineCopy& copy : timeline.copies) {
-    if (copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && is_within(copy.time, window))
+    if (copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && begins_in(copy.time, window))
       streams.emplace(copy.device, copy.stream);
   }
   if (streams.empty()) return 0;
   for (const TimelineWork& work : timeline.work) {
-    if (is_within(work.time, window)) streams.emplace(work.device, work.stream);
+    if (begins_in(work.time, window)) streams.emplace(work.device, work.stream);
   }
   return static_cast<std::size_t>(std::ranges::count_if(
       streams, [&](const auto& stream) { return !timeline.stream_kinds.contains(stream); }));
@@ -108,7 +104,7 @@ void add_outside(List& list, const Timeline& timeline, TimeSpan window) {
   const TimeSpan all = whole_window(timeline);
   const TraceTime outside = all.end - all.begin - (window.end - window.begin);
   if (!is_trace(timeline) || timeline.steps.empty() || outside <= window.end - window.begin) return;
-  const auto is_outside = [window](const auto& record) { return !is_within(record.time, window); };
+  const auto is_outside = [window](const auto& record) { return !begins_in(record.time, window); };
   const auto copies = std::ranges::count_if(timeline.copies, [&](const TimelineCopy& copy) {
     return copy.direction != CopyDirection::d2d && is_outside(copy);
   });

@@ -56,12 +56,12 @@ TimelineBuilder steps(const std::function<void(TimelineBuilder&, std::int64_t)>&
   return builder;
 }
 
-Diagnosis diagnose(const TimelineBuilder& builder, const DiagnosisOptions& options = {}) {
-  return diagnose_timeline(builder.sorted(), options);
+Diagnosis diagnose(const TimelineBuilder& builder, const LinkProfile* profile = nullptr) {
+  return diagnose_timeline(builder.sorted(), profile);
 }
 
-Finding only_finding(const TimelineBuilder& builder, const DiagnosisOptions& options = {}) {
-  const Diagnosis diagnosis = diagnose(builder, options);
+Finding only_finding(const TimelineBuilder& builder, const LinkProfile* profile = nullptr) {
+  const Diagnosis diagnosis = diagnose(builder, profile);
   EXPECT_THAT(diagnosis.findings, SizeIs(1)) << ::testing::PrintToString(ids(diagnosis));
   return diagnosis.findings.empty() ? Finding{} : diagnosis.findings[0];
 }
@@ -107,9 +107,18 @@ TEST(Findings, NamePageableCopiesAndWhereTheyAreMade) {
   expect_gain(finding, 0, 401);  // as long as the host waits
 }
 
+/// A link of 20 GB/s, on which the smallest copy takes 20 us.
+LinkProfile slow_link() {
+  LinkProfile profile;
+  profile.curves[LinkProfile::Curve::pinned_h2d] = {
+      {1024, 20 * kUs}, {1'000'000, 50 * kUs}, {100'000'000, 5'000 * kUs}};
+  return profile;
+}
+
 TEST(Findings, TellTheRateThatPinnedMemoryIsTakenToReach) {
   EXPECT_EQ(diagnose(steps(pageable, 410)).h2d_ceiling, 0);
-  EXPECT_EQ(diagnose(steps(pageable, 410), {5e9}).h2d_ceiling, 5e9);
+  const LinkProfile link = slow_link();
+  EXPECT_EQ(diagnose(steps(pageable, 410), &link).h2d_ceiling, link.ceiling(CopyDirection::h2d));
   const auto pinned = [](TimelineBuilder& b, std::int64_t t) {
     b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 3, t + 5, t + 300, t + 380, 20);
   };
@@ -126,10 +135,20 @@ TEST(Findings, TellCompiledProgramsAChangeInTheirLanguage) {
 }
 
 TEST(Findings, PredictPinnedCopiesFromTheLink) {
-  // 4 MiB at this rate take 100 us of the 400.
-  const Finding finding = only_finding(steps(pageable, 410), {kMiB4 / (100 * kUs)});
+  // 4 MiB take 100 us of the 400.
+  LinkProfile link;
+  link.curves[LinkProfile::Curve::pinned_h2d] = {{1024, kUs}, {kMiB4, 100 * kUs}};
+  const Finding finding = only_finding(steps(pageable, 410), &link);
   expect_gain(finding, 300, 401);
   EXPECT_EQ(finding.severity, Severity::high);
+}
+
+TEST(Findings, PredictPinnedCopiesFromTheBestOfThem) {
+  const auto both = [](TimelineBuilder& b, std::int64_t t) {
+    pageable(b, t);
+    b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 404, t + 406, t + 500, t + 600, 20);
+  };
+  expect_gain(only_finding(steps(both, 410)), 300, 401);
 }
 
 TEST(Findings, CallAPageableCopyThatKernelsHideNothing) {
@@ -613,21 +632,13 @@ TEST(Findings, CountTheGapsBetweenSmallCopiesOnce) {
   expect_gain(only_finding(builder), (312 - 13.276) / 2, 420);
 }
 
-/// A link of 20 GB/s, on which the smallest copy takes 20 us.
-LinkProfile slow_link() {
-  LinkProfile profile;
-  profile.curves[LinkProfile::Curve::pinned_h2d] = {
-      {1024, 20 * kUs}, {1'000'000, 50 * kUs}, {100'000'000, 5'000 * kUs}};
-  return profile;
-}
-
 TEST(Findings, TakeACopyFromTheLinkProfile) {
   const LinkProfile profile = slow_link();
   const double one = profile.predict(32 << 10, 1, {MemoryKind::pinned, MemoryKind::device}) / kUs;
   ASSERT_GT(one, 20);
-  expect_gain(only_finding(small_copies(32), {.profile = &profile}), (312 - one) / 2, 312 - one);
+  expect_gain(only_finding(small_copies(32), &profile), (312 - one) / 2, 312 - one);
   const double pinned = profile.predict(kMiB4, 1, {MemoryKind::pinned, MemoryKind::device}) / kUs;
-  const Finding finding = only_finding(steps(pageable, 410), {.profile = &profile});
+  const Finding finding = only_finding(steps(pageable, 410), &profile);
   EXPECT_NEAR(finding.gain.low, (400 - pinned) * kUs, kUs);
 }
 
@@ -642,7 +653,7 @@ TEST(Findings, GiveNoMoreThanAFeedOverTheLinkWould) {
       410);
   const LinkProfile profile = slow_link();
   expect_gain(only_finding(builder), 0, 401);
-  EXPECT_NEAR(only_finding(builder, {.profile = &profile}).gain.high, 200 * kUs, 5 * kUs);
+  EXPECT_NEAR(only_finding(builder, &profile).gain.high, 200 * kUs, 5 * kUs);
 }
 
 TEST(Findings, LeaveAFewSmallCopiesAlone) { EXPECT_THAT(ids(diagnose(small_copies(15))), IsEmpty()); }
@@ -963,8 +974,8 @@ TimelineBuilder far_copies(const Far& far) {
   builder.timeline.device_nodes[0] = 1;
   return builder;
 }
-Finding far_memory(const TimelineBuilder& builder, const DiagnosisOptions& options = {}) {
-  for (const Finding& finding : diagnose(builder, options).findings) {
+Finding far_memory(const TimelineBuilder& builder, const LinkProfile* profile = nullptr) {
+  for (const Finding& finding : diagnose(builder, profile).findings) {
     if (finding.id == "far-memory") return finding;
   }
   return {};
@@ -1026,12 +1037,11 @@ TEST(Findings, GiveFarCopiesNoMoreThanPinnedMemoryAtTheGpusNodeWould) {
                                     : TransferKinds{MemoryKind::device, MemoryKind::pinned};
     const double pinned = profile.predict(kMiB4, 1, kinds) / kUs;
     ASSERT_LT(pinned, 400);
-    const Finding finding =
-        far_memory(far_copies({.took = 400, .direction = direction}), {.profile = &profile});
+    const Finding finding = far_memory(far_copies({.took = 400, .direction = direction}), &profile);
     expect_gain(finding, 0, 400 - pinned);
   }
   // It is as fast as the link.
-  const Finding fast = far_memory(far_copies({.took = 60}), {.profile = &profile});
+  const Finding fast = far_memory(far_copies({.took = 60}), &profile);
   EXPECT_EQ(fast.id, "far-memory");
   expect_gain(fast, 0, 0);
 }
@@ -1407,7 +1417,8 @@ TEST(Findings, PromiseNothingElseWhileTheLoaderIsTooSlow) {
         b.loader_wait(t + 403, t + 700);
       },
       710);
-  const Diagnosis diagnosis = diagnose(builder, {kMiB4 / (100 * kUs)});
+  const LinkProfile link = slow_link();
+  const Diagnosis diagnosis = diagnose(builder, &link);
   ASSERT_THAT(ids(diagnosis), ElementsAre("pageable-copies", "waiting-for-data"));
   expect_gain(diagnosis.findings[0], 0, 401);
 }
@@ -1508,8 +1519,10 @@ TEST(Findings, AreAsSevereAsTheyGain) {
         took);
   };
   // The link would take nearly no time, so nearly all is gained.
-  EXPECT_EQ(only_finding(copies(330), {1e15}).severity, Severity::medium);
-  EXPECT_EQ(only_finding(copies(336), {1e15}).severity, Severity::high);
+  LinkProfile link;
+  link.curves[LinkProfile::Curve::pinned_h2d] = {{1024, 1e-12}, {100'000'000, 1e-7}};
+  EXPECT_EQ(only_finding(copies(330), &link).severity, Severity::medium);
+  EXPECT_EQ(only_finding(copies(336), &link).severity, Severity::high);
 }
 
 TEST(Findings, AreOrderedByTheirGain) {

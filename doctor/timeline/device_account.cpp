@@ -202,8 +202,8 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
   const auto parts = device_parts(timeline, window, activity, host);
   std::ranges::transform(parts, account.parts.begin(), total_length);
   for (const TimelineCopy& copy : timeline.copies) {
-    if (copy.device != device || copy.time.begin < window.begin || copy.time.begin >= window.end) continue;
-    if (copy.direction == CopyDirection::d2d) continue;
+    if (copy.device != device || copy.direction == CopyDirection::d2d || !begins_in(copy.time, window))
+      continue;
     CopyFigures& figures = copy.direction == CopyDirection::h2d ? account.h2d : account.d2h;
     ++figures.count;
     figures.bytes += copy.bytes;
@@ -211,7 +211,7 @@ DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, Tim
   }
   account.kernels = static_cast<std::uint64_t>(
       std::ranges::count_if(timeline.work, [device, window](const TimelineWork& work) {
-        return work.device == device && work.time.begin >= window.begin && work.time.begin < window.end;
+        return work.device == device && begins_in(work.time, window);
       }));
   account.h2d.busy = total_length(activity.h2d);
   account.d2h.busy = total_length(activity.d2h);

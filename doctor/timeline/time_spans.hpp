@@ -7,6 +7,11 @@
 
 namespace penstock {
 
+/// True if it begins within the window.
+[[nodiscard]] constexpr bool begins_in(TimeSpan span, TimeSpan window) noexcept {
+  return span.begin >= window.begin && span.begin < window.end;
+}
+
 /// Spans in order, none empty, none touching the next. The functions below take and give such lists.
 using SpanList = std::vector<TimeSpan>;
 

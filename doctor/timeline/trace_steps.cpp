@@ -25,9 +25,8 @@ bool is_called_between(const Timeline& timeline, const std::vector<std::uint16_t
 }
 
 std::size_t count_within(const auto& records, TimeSpan window, const auto& counts) {
-  return static_cast<std::size_t>(std::ranges::count_if(records, [&](const auto& record) {
-    return record.time.begin >= window.begin && record.time.begin < window.end && counts(record);
-  }));
+  return static_cast<std::size_t>(std::ranges::count_if(
+      records, [&](const auto& record) { return begins_in(record.time, window) && counts(record); }));
 }
 
 }  // namespace
@@ -62,9 +61,8 @@ bool are_epochs(const Timeline& timeline, const std::vector<TimeSpan>& steps,
                 const std::vector<TimeSpan>& draws) {
   if (!is_trace(timeline) || steps.empty()) return false;
   const TimeSpan window{steps.front().begin, steps.back().end};
-  const auto within = std::ranges::count_if(draws, [window](const TimeSpan& draw) {
-    return draw.begin >= window.begin && draw.begin < window.end;
-  });
+  const auto within =
+      std::ranges::count_if(draws, [window](const TimeSpan& draw) { return begins_in(draw, window); });
   return static_cast<std::size_t>(within) > kMostLoaders * steps.size();
 }
 
