@@ -38,7 +38,7 @@ class HostStorage final : public Storage {
  public:
   /// `alignment`: at least that of a cache line. Blocks the host until large memory is present. Throws
   /// OutOfMemory.
-  HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t alignment = 64);
+  HostStorage(std::size_t bytes, HostWorkers& workers, std::size_t alignment);
   ~HostStorage() override;
 
  private:

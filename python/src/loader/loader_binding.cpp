@@ -1,5 +1,6 @@
 #include "feed/tensor_watch.hpp"
 #include "loader/native_loader.hpp"
+#include "loader/python_batch_sampler.hpp"
 #include "loader/sampler_state.hpp"
 
 #include <penstock/core/dtype.hpp>
@@ -82,34 +83,29 @@ void bind_loader(nb::module_& module) {
            nb::arg("gather"), nb::arg("gather_blocks") = 0, nb::arg("narrow") = true,
            nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
            nb::arg("threads") = 0, nb::arg("when_full"))
-      .def(
-          "start_epoch", [](NativeLoader& self, std::uint64_t epoch) { self.loader().start_epoch(epoch); },
-          nb::arg("epoch"))
+      .def("start_epoch", &NativeLoader::start_epoch, nb::arg("epoch"))
       .def("next_into", &next_into, nb::arg("made"), nb::arg("watch") = nb::none(),
            "Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of "
            "`watch` has changed. No signal's handler comes between taking the batch and appending it.")
+      .def("leave_epoch", &NativeLoader::leave_epoch,
+           "Blocks until nothing reads the data any more, before an epoch is started.")
       .def(
-          "leave_epoch", [](NativeLoader& self) { self.loader().leave_epoch(); },
-          "Blocks until nothing reads the data any more, before an epoch is started.")
-      .def(
-          "state_dict",
-          [](NativeLoader& self, bool handed_out) { return to_dict(self.loader().state(handed_out)); },
+          "state_dict", [](NativeLoader& self, bool handed_out) { return to_dict(self.state(handed_out)); },
           nb::arg("handed_out") = true,
           "The place after the batches that were given: before the latest one if it is not `handed_out`.")
       .def(
           "load_state_dict",
-          [](NativeLoader& self, const nb::dict& state) { self.loader().restore(sampler_state(state)); },
+          [](NativeLoader& self, const nb::dict& state) { self.restore(sampler_state(state)); },
           nb::arg("state"))
-      .def("stats", [](NativeLoader& self) { return self.loader()->stats(); })
+      .def("stats", [](NativeLoader& self) { return self->stats(); })
       .def(
-          "member_stats",
-          [](NativeLoader& self, std::size_t member) { return self.loader()->member_stats(member); },
+          "member_stats", [](NativeLoader& self, std::size_t member) { return self->member_stats(member); },
           nb::arg("member"), "The account of a device's own parts.")
-      .def("timeline", [](NativeLoader& self) { return self.loader()->timeline(); })
-      .def("describe", [](NativeLoader& self) { return self.loader()->describe(); })
-      .def_prop_ro("batches_per_epoch", [](NativeLoader& self) { return self.loader()->batches_per_epoch(); })
-      .def_prop_ro("samples_per_epoch", [](NativeLoader& self) { return self.loader()->samples_per_epoch(); })
-      .def("close", [](NativeLoader& self) { self.loader().close(); });
+      .def("timeline", [](NativeLoader& self) { return self->timeline(); })
+      .def("describe", [](NativeLoader& self) { return self->describe(); })
+      .def_prop_ro("batches_per_epoch", [](NativeLoader& self) { return self->batches_per_epoch(); })
+      .def_prop_ro("samples_per_epoch", [](NativeLoader& self) { return self->samples_per_epoch(); })
+      .def("close", &NativeLoader::close);
 
   module.def("default_row_budget", &LoaderOptions::default_row_budget, nb::arg("host_bytes"),
              "The bytes of rows that a loader makes at most on a host with so much memory.");

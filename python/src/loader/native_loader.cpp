@@ -4,6 +4,8 @@
 #include "frameworks.hpp"
 #include "interpreter_lock.hpp"
 #include "loader/file_field.hpp"
+#include "loader/python_batch_sampler.hpp"
+#include "signals.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/data/readers.hpp>
@@ -102,6 +104,17 @@ Loader make_loader(const EngineDestination& destination, Dataset dataset, Loader
   return Loader(std::move(dataset), std::move(to), std::move(options));
 }
 
+class UnderWay {
+ public:
+  explicit UnderWay(bool& flag) : flag_(flag) { flag_ = true; }
+  ~UnderWay() { flag_ = false; }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+
+ private:
+  bool& flag_;
+};
+
 }  // namespace
 
 Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arrays) {
@@ -112,21 +125,81 @@ Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arra
 
 NativeLoader::NativeLoader(EngineDestination destination, const Arrays& fields, LoaderOptions options)
     : destination_(std::move(destination)),
-      loader_(make_loader(destination_, make_dataset(fields), std::move(options)), destination_.engines()) {}
+      loader_(make_loader(destination_, make_dataset(fields), std::move(options))) {
+  for (const auto& engine : destination_.engines()) {
+    streams_.push_back(std::make_shared<const Stream>(engine->device().create_stream()));
+  }
+}
+
+NativeLoader::~NativeLoader() {
+  // The loader's threads may release the arrays last, and then take the interpreter's lock.
+  const Unlocked unlocked;
+  loader_.reset();
+}
 
 nb::object NativeLoader::next() {
   destination_.refuse_closed();
-  return loader_.next([&](const KeepingLoader::Leases& leases) {
-    return destination_.is_to_all() ? make_all(leases) : make_fields(destination_.engine(), leases.front());
+  const auto& receivers = destination_.engines();
+  std::vector<Stream> streams;
+  std::vector<std::shared_ptr<const Stream>> own;
+  for (std::size_t i = 0; i < receivers.size(); ++i) {
+    streams.push_back(stream_of_next(*receivers[i], *streams_[i]));
+    own.push_back(is_for_torch(*receivers[i]) ? nullptr : streams_[i]);
+  }
+  return with_sampler_errors(loader_->options(), [&]() -> nb::object {
+    if (kept_.empty()) before_ = loader_->state();
+    const UnderWay under_way(is_under_way_);
+    Leases leases = std::exchange(kept_, {});
+    try {
+      {
+        const Unlocked unlocked;
+        if (leases.empty()) {
+          leases = take(streams, own);
+        } else {
+          for (std::size_t i = 0; i < leases.size(); ++i) leases[i]->hand_to(streams[i].native());
+        }
+        for (std::size_t i = 0; i < leases.size(); ++i) wait_if_on_host(*receivers[i], streams[i]);
+      }
+      return make(leases);
+    } catch (const nb::python_error&) {
+      kept_ = std::move(leases);
+      throw;
+    }
   });
 }
 
-nb::list NativeLoader::make_all(const KeepingLoader::Leases& leases) const {
+NativeLoader::Leases NativeLoader::take(const std::vector<Stream>& streams,
+                                        const std::vector<std::shared_ptr<const Stream>>& own) {
+  Leases leases;
+  const auto lease = [&](DeviceBatch& batch) {
+    const std::size_t i = leases.size();
+    leases.push_back(
+        std::make_shared<LeaseStorage>(destination_.engines()[i]->device(), own[i], std::move(batch)));
+  };
+  if (streams.size() == 1) {
+    if (auto batch = loader_->next(streams.front(), &hear_signals)) lease(*batch);
+  } else if (auto batches = loader_->next(streams, &hear_signals)) {
+    for (DeviceBatch& batch : *batches) lease(batch);
+  }
+  return leases;
+}
+
+nb::object NativeLoader::make(const Leases& leases) const {
+  if (leases.empty()) return nb::none();
+  if (!destination_.is_to_all()) return make_fields(destination_.engine(), leases.front());
   nb::list all;
   for (std::size_t i = 0; i < leases.size(); ++i) {
     all.append(make_fields(*destination_.engines()[i], leases[i]));
   }
   return all;
+}
+
+SamplerState NativeLoader::state(bool handed_out) const {
+  return kept_.empty() && handed_out && !is_under_way_ ? loader_->state() : before_;
+}
+
+void NativeLoader::start_epoch(std::uint64_t epoch) {
+  with_sampler_errors(loader_->options(), [&] { drop_and([&] { loader_->start_epoch(epoch); }); });
 }
 
 }  // namespace penstock::python

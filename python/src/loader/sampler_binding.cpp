@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 namespace penstock::python {
@@ -20,27 +21,29 @@ nb::bytes next_block(Sampler& sampler) {
   return nb::bytes(indices.data(), count * sizeof(std::uint64_t));
 }
 
+template <typename State, typename Visit>
+void for_each_member(State& state, const Visit& visit) {
+  visit("sample_count", state.sample_count);
+  visit("seed", state.seed);
+  visit("shuffle", state.shuffle);
+  visit("order_version", state.order_version);
+  visit("epoch", state.epoch);
+  visit("consumed", state.consumed);
+}
+
 }  // namespace
 
 nb::dict to_dict(const SamplerState& state) {
   nb::dict dict;
-  dict["sample_count"] = state.sample_count;
-  dict["seed"] = state.seed;
-  dict["shuffle"] = state.shuffle;
-  dict["order_version"] = state.order_version;
-  dict["epoch"] = state.epoch;
-  dict["consumed"] = state.consumed;
+  for_each_member(state, [&](const char* name, const auto& value) { dict[name] = value; });
   return dict;
 }
 
 SamplerState sampler_state(const nb::dict& dict) {
   SamplerState state;
-  state.sample_count = nb::cast<std::uint64_t>(dict["sample_count"]);
-  state.seed = nb::cast<std::uint64_t>(dict["seed"]);
-  state.shuffle = nb::cast<bool>(dict["shuffle"]);
-  state.order_version = nb::cast<std::uint32_t>(dict["order_version"]);
-  state.epoch = nb::cast<std::uint64_t>(dict["epoch"]);
-  state.consumed = nb::cast<std::uint64_t>(dict["consumed"]);
+  for_each_member(state, [&](const char* name, auto& value) {
+    value = nb::cast<std::remove_reference_t<decltype(value)>>(dict[name]);
+  });
   return state;
 }
 

@@ -93,6 +93,11 @@ std::shared_ptr<Storage> Engine::allocate(std::size_t bytes, bool for_torch) {
                                        pool_->allocate_wait(std::max(bytes, kAlignment)));
 }
 
+std::shared_ptr<Storage> Engine::allocate_on_host(std::size_t bytes, std::size_t alignment) const {
+  const Unlocked unlocked;
+  return std::make_shared<HostStorage>(bytes, *device_.host_workers(), alignment);
+}
+
 std::shared_ptr<Storage> Engine::allocate_pinned(std::size_t bytes) {
   refuse_fork();
   const Unlocked unlocked;

@@ -60,6 +60,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// its way any more either.
   void fetch(const std::vector<Fetch>& fetches);
 
+  /// Ordinary memory of the host: see HostStorage.
+  [[nodiscard]] std::shared_ptr<Storage> allocate_on_host(std::size_t bytes,
+                                                          std::size_t alignment = 64) const;
   /// Locked memory of the host for this device, from a pool of its own. Blocks the host. Throws OutOfMemory.
   [[nodiscard]] std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
   /// What that pool's budget leaves, and bytes that it holds for later.

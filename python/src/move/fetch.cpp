@@ -34,11 +34,7 @@ HostTarget make_target(const Leaf& leaf, std::shared_ptr<Storage> storage, Memor
 
 // Each result has memory of its own: torch.save writes the whole of it.
 HostTarget make_pageable(const Leaf& leaf, const Engine& engine) {
-  const auto allocate = [&] {
-    const Unlocked unlocked;
-    return std::make_shared<HostStorage>(leaf.bytes, *engine.device().host_workers());
-  };
-  return make_target(leaf, allocate(), MemoryKind::pageable);
+  return make_target(leaf, engine.allocate_on_host(leaf.bytes), MemoryKind::pageable);
 }
 
 /// How results get locked memory.

@@ -99,7 +99,7 @@ nb::object Flights::with_others(nb::object first) {
   nb::list all;
   all.append(std::move(first));
   for (std::size_t i = 1; i < flights_.size(); ++i) all.append(flights_[i].land());
-  return std::move(all);
+  return all;
 }
 
 std::vector<std::byte*> Shipment::destinations() const {

@@ -32,12 +32,7 @@ void Passage::wait() const {
 ParkedBlock::ParkedBlock(std::shared_ptr<Engine> engine, std::size_t bytes, bool pinned)
     : engine_(std::move(engine)), kind_(pinned ? MemoryKind::pinned : MemoryKind::pageable) {
   engine_->refuse_closed();
-  if (pinned) {
-    memory_ = engine_->allocate_pinned(bytes);
-  } else {
-    const Unlocked unlocked;
-    memory_ = std::make_shared<HostStorage>(bytes, *engine_->device().host_workers());
-  }
+  memory_ = pinned ? engine_->allocate_pinned(bytes) : engine_->allocate_on_host(bytes);
 }
 
 Passage ParkedBlock::copy(const std::vector<Piece>& pieces, CopyDirection direction) const {

@@ -44,12 +44,6 @@ std::vector<WeightTensor> WeightLoad::opaque() const {
   return found;
 }
 
-std::shared_ptr<Storage> WeightLoad::host_memory(std::size_t bytes) const {
-  const Unlocked unlocked;
-  return std::make_shared<HostStorage>(bytes, *destination_.engine().device().host_workers(),
-                                       WeightFile::kAlignment);
-}
-
 void WeightLoad::start() {
   Torch* const torch = Torch::get();
   std::vector<StreamHandle> current;
@@ -107,15 +101,16 @@ bool WeightLoad::fill_with_ranks() const {
 void WeightLoad::make_tensors(std::size_t device, Torch* torch) {
   for (const WeightFile& file : files_) {
     const std::size_t bytes = std::max(file.bytes(), WeightFile::kAlignment);
-    const auto block = stays_on_host() ? host_memory(bytes)
-                                       : destination_.engines()[device]->allocate(bytes, torch != nullptr);
+    Engine& engine = *destination_.engines()[device];
+    const auto block = stays_on_host() ? engine.allocate_on_host(bytes, WeightFile::kAlignment)
+                                       : engine.allocate(bytes, torch != nullptr);
     blocks_[device].push_back(block);
     // Made before anything is read: a library may refuse a type.
     for (const WeightTensor& tensor : file.tensors()) {
       const Leaf leaf =
           tensor.dtype ? describe(*tensor.dtype, tensor.shape) : describe(DType::uint8, {tensor.bytes});
       results_[device][nb::str(tensor.name.data(), tensor.name.size())] =
-          destination_.engines()[device]->make(leaf, block, block->data() + tensor.offset, torch != nullptr);
+          engine.make(leaf, block, block->data() + tensor.offset, torch != nullptr);
     }
   }
 }

@@ -53,7 +53,6 @@ class WeightLoad {
  private:
   using Blocks = std::vector<std::shared_ptr<Storage>>;  ///< of each file
 
-  [[nodiscard]] std::shared_ptr<Storage> host_memory(std::size_t bytes) const;
   /// True if the file is read into the memory of the results.
   [[nodiscard]] bool stays_on_host() const {
     return !destination_.group() && !destination_.rank() && !destination_.engine().is_cuda();

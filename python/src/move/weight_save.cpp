@@ -33,12 +33,6 @@ namespace {
 // Headers of one program differ by some digits: the same memory should do for all of its files.
 constexpr std::size_t kBlockAlignment = std::size_t{2} << 20;
 
-std::shared_ptr<Storage> allocate(Engine& engine, std::size_t bytes) {
-  if (engine.is_cuda()) return engine.allocate_pinned(bytes);
-  const Unlocked unlocked;
-  return std::make_shared<HostStorage>(bytes, *engine.device().host_workers());
-}
-
 Leaf read_leaf(const std::string& name, nb::handle array) {
   Leaf leaf;
   if (!read_array(leaf, array.ptr()) && !read_exactly(leaf, array.ptr())) {
@@ -106,7 +100,8 @@ std::shared_ptr<WeightSave> copy_weights(const std::vector<std::string>& names, 
 WeightSave::WeightSave(std::shared_ptr<Engine> engine, std::size_t bytes)
     : engine_(std::move(engine)),
       capacity_(align_up(bytes, kBlockAlignment)),
-      memory_(allocate(*engine_, capacity_)),
+      memory_(engine_->is_cuda() ? engine_->allocate_pinned(capacity_)
+                                 : engine_->allocate_on_host(capacity_)),
       bytes_(bytes) {}
 
 bool WeightSave::serves(const std::shared_ptr<Engine>& engine, std::size_t bytes) const noexcept {
