@@ -25,8 +25,6 @@ FAKE_CUPTI = pathlib.Path(fake_driver.LIBRARY).resolve().parent.parent / "fake_c
 PROGRAM = str(FAKE_CUPTI / "recorder_program")
 recorded = pytest.mark.skipif(not os.path.exists(PROGRAM), reason="PENSTOCK_FAKE_DRIVER has no fake CUPTI beside it")
 
-PLACE = "train.py(14): to_gpu"
-
 
 def schema(name):
     return json.loads((ROOT / "docs/schemas" / name).read_text())

@@ -97,6 +97,8 @@ class _Examination:
     def __init__(self, loader: Any, seconds: float, device: Any, watch: Watch):
         import torch
 
+        from . import streams  # imports PyTorch
+
         self.torch = torch
         self.loader = loader
         self.seconds = seconds
@@ -108,12 +110,13 @@ class _Examination:
         self.runs = 0
         self.taken = 0
         self.gave_up = False  # a number of workers sent nothing for so long that no other is worth the wait
-        self.streams = _streams() if isinstance(loader.dataset, torch.utils.data.IterableDataset) else None
+        self.streams: Any = streams if isinstance(loader.dataset, torch.utils.data.IterableDataset) else None
         self.auto = loader.batch_sampler is not None
         self.order = None if self.streams else _Order(self._copy_of_order())
 
     def timings(self, step: float | None) -> Timings:
         loader, workers = self.loader, self.loader.num_workers
+        collate = self.torch.utils.data._utils.collate
         whole = self.run("the loader as it is", self.clone(workers))
         stage_times = self.run("fetch and collate", self.staged(workers, {"transport"}))
         fetch, collate, busy = stage_times.means()
@@ -134,7 +137,7 @@ class _Examination:
             streams=bool(self.streams),
             threads=self.torch.get_num_threads(),
             pictures=not isinstance(folder_below(loader.dataset), str),
-            stacks=loader.collate_fn in _own_collates(),
+            stacks=loader.collate_fn in (collate.default_collate, collate.default_convert),
             takes_batches=not self.auto or bool(getattr(loader.dataset, "__getitems__", None)),
             notes=self.notes,
         )
@@ -439,20 +442,6 @@ class _Examination:
                 f"The loader's {type(order).__name__} cannot be copied ({type(error).__name__}: {error}), so that "
                 "using it would change it. Give it a __deepcopy__, or pass a loader with another sampler."
             ) from error
-
-
-def _streams() -> Any:
-    """The module for loaders of iterable-style datasets, which imports PyTorch."""
-    from . import streams
-
-    return streams
-
-
-def _own_collates() -> tuple[Any, Any]:
-    """PyTorch's own functions."""
-    from torch.utils.data import _utils
-
-    return _utils.collate.default_collate, _utils.collate.default_convert
 
 
 def _workers_were(number: int) -> str:
