@@ -116,7 +116,7 @@ class _Examination:
 
     def timings(self, step: float | None) -> Timings:
         loader, workers = self.loader, self.loader.num_workers
-        collate = self.torch.utils.data._utils.collate
+        own = self.torch.utils.data._utils.collate
         whole = self.run("the loader as it is", self.clone(workers))
         stage_times = self.run("fetch and collate", self.staged(workers, {"transport"}))
         fetch, collate, busy = stage_times.means()
@@ -137,7 +137,7 @@ class _Examination:
             streams=bool(self.streams),
             threads=self.torch.get_num_threads(),
             pictures=not isinstance(folder_below(loader.dataset), str),
-            stacks=loader.collate_fn in (collate.default_collate, collate.default_convert),
+            stacks=loader.collate_fn in (own.default_collate, own.default_convert),
             takes_batches=not self.auto or bool(getattr(loader.dataset, "__getitems__", None)),
             notes=self.notes,
         )
