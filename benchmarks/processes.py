@@ -189,7 +189,7 @@ class Rank:
         import penstock
 
         arguments = self.arguments
-        options = {"shuffle": True, "device": self.device, "threads": arguments.threads}
+        options = {"shuffle": True, "device": self.device, "tuning": self.tuning()}
 
         def loader_of(**more: Any) -> Any:
             return penstock.Loader(self.shared, arguments.batch, **options, **more)
