@@ -97,8 +97,10 @@ TEST_F(Feed, CountsAndVerifiesEveryByte) {
                              "transfer_seconds", "compute_seconds", "mean_ready", "ring_bytes"}) {
       EXPECT_TRUE(value[name].is_number()) << name;
     }
-    EXPECT_THAT((std::vector<std::string>{"consumer", "link", "gather", "device", "residency", "batches"}),
-                ::testing::Contains(value["limited_by"].get<std::string>()));
+    // "unknown": on a loaded machine the first batch may take longer than all others.
+    EXPECT_THAT(
+        (std::vector<std::string>{"consumer", "link", "gather", "device", "residency", "batches", "unknown"}),
+        ::testing::Contains(value["limited_by"].get<std::string>()));
     ASSERT_EQ(value["epochs"].size(), 3u);
     for (const json& epoch : value["epochs"]) {
       EXPECT_EQ(epoch["samples"], 100);
