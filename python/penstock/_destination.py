@@ -54,7 +54,6 @@ class Destination:
             self._relays = _relays_of(engine_for(self.specs[0]), device.over)
         else:
             self.specs = [resolve(device)]
-        engine_for(self.specs[0])  # a device that cannot be opened is refused here
         self.name = " and ".join(self.specs)
 
     @property

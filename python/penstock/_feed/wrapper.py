@@ -150,6 +150,8 @@ class Feed(Generic[Batch]):
         for name in self._options.keys() - {"group"}:
             setattr(self, name, bool(options.get(name, self._options[name])))
         self._set_destination(device, options.get("group"))
+        # A device that cannot be opened is refused here.
+        self._destination.members  # noqa: B018
         self._order = self._find_order()
         self._state: Any = None
         self._turn = 0  # of the iterator whose state is the feed's
