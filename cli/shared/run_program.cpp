@@ -129,9 +129,9 @@ fs::path find_own_library(const std::string& name) {
       fs::path(here.dli_fname).is_absolute()) {
     folders.push_back(fs::path(here.dli_fname).parent_path());
   }
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  const fs::path command = fs::read_symlink("/proc/self/exe", error);
   if (!error) {
-    const fs::path folder = program.parent_path();
+    const fs::path folder = command.parent_path();
     folders.insert(folders.end(), {folder, folder.parent_path() / PENSTOCK_LIBDIR / "penstock"});
   }
   for (const fs::path& folder : folders) {

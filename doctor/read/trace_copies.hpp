@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/device/memory_kind.hpp>
+#include "doctor/timeline/timeline.hpp"
 
 #include <cstdint>
 #include <optional>

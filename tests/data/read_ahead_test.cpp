@@ -1,6 +1,7 @@
 #include "data/read_ahead.hpp"
 
 #include "data/cold_file.hpp"
+#include "data/file.hpp"
 #include "data/support.hpp"
 #include "support/bytes.hpp"
 
