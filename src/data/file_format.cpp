@@ -144,8 +144,7 @@ std::vector<FieldReaderPtr> read_any(const fs::path& path, const FileOptions& op
   if (!other.empty()) throw_malformed(path.string(), 0, "an array", other);
   throw Error(
       fmt::format("{}, byte 0: expected the beginning of a .npy, .npz or .safetensors file, found none of "
-                  "them. If the file "
-                  "has no header, save its array with numpy.save.",
+                  "them. If the file has no header, save its array with numpy.save.",
                   path.string()));
 }
 

@@ -373,7 +373,7 @@ def _is_read_in_place(shape: Sequence[int], strides: Sequence[int], item: int) -
         if extent != 1 and stride != sample:
             return False
         sample *= extent
-    return len(shape) > 0 and shape[0] > 1 and strides[0] > 0 < sample != strides[0]
+    return len(shape) > 0 and shape[0] > 1 and sample > 0 and strides[0] > 0 and strides[0] != sample
 
 
 # Tables: pandas, polars, Arrow, Hugging Face. Each column keeps its own type.
