@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -35,19 +36,26 @@ std::vector<Case> needed_here(std::vector<Case> cases) {
   return cases;
 }
 
+/// A real GPU. One device of each stays open: making a context for each test takes most of the time.
+inline Device open_gpu(const std::string& spec) {
+  static auto& kept = *new std::map<std::string, Device>;
+  if (!kept.contains(spec)) kept.emplace(spec, Device::open(spec));
+  return Device::open(spec);
+}
+
 /// The embedded device plain and late, the cuda backend over the tests' driver, and a real GPU.
 inline std::vector<DeviceCase> device_cases() {
   return needed_here(std::vector<DeviceCase>{
       {"Host", [] { return Device::open("host"); }},
       {"HostLate", [] { return Device::open("host:late=1"); }},
       {"FakeCuda", [] { return Device::open("cuda:0", {.driver_library = PENSTOCK_FAKE_DRIVER}); }},
-      {"Cuda", [] { return Device::open("cuda:0"); }},
+      {"Cuda", [] { return open_gpu("cuda:0"); }},
   });
 }
 
 /// "gpu:1" is a real GPU, and "cuda:1" one of the tests' driver. Other specs are host devices.
 inline Device open_for_tests(const std::string& spec) {
-  if (spec.starts_with("gpu:")) return Device::open("cuda:" + spec.substr(4));
+  if (spec.starts_with("gpu:")) return open_gpu("cuda:" + spec.substr(4));
   return Device::open(spec, {.driver_library = spec.starts_with("cuda") ? PENSTOCK_FAKE_DRIVER : ""});
 }
 

@@ -28,8 +28,7 @@ namespace penstock::testing {
 /// Several devices, which reach each other.
 struct GroupCase {
   std::string name;
-  std::vector<std::string> specs;
-  bool fake = false;  ///< GPUs of the tests' driver
+  std::vector<std::string> specs;  ///< as open_for_tests() takes them
   Destination::Kind kind = Destination::Kind::group;
 };
 
@@ -46,8 +45,8 @@ inline std::vector<GroupCase> group_cases() {
       {"HostLate", hosts(",late=1")},
       {"HostSlowPeers", hosts(",link=2,peer=0.5,latency=5")},
       {"HostSlowLinks", hosts(",link=0.2,peer=2,latency=5")},
-      {"FakeCuda", {"cuda:0", "cuda:1"}, true},
-      {"Cuda", {"cuda:0", "cuda:1"}},
+      {"FakeCuda", {"cuda:0", "cuda:1"}},
+      {"Cuda", {"gpu:0", "gpu:1"}},
   });
 }
 
@@ -84,10 +83,7 @@ class GroupTest : public ::testing::TestWithParam<GroupCase> {
  protected:
   void SetUp() override {
     try {
-      for (const std::string& spec : GetParam().specs) {
-        plain_.push_back(
-            Device::open(spec, {.driver_library = GetParam().fake ? PENSTOCK_FAKE_DRIVER : std::string()}));
-      }
+      for (const std::string& spec : GetParam().specs) plain_.push_back(open_for_tests(spec));
     } catch (const Error&) {
       if (!GetParam().name.starts_with("Cuda")) throw;
       GTEST_SKIP() << "waived: too few NVIDIA GPUs";
