@@ -2,17 +2,21 @@
 """Images per second of a folder of JPEGs: as programs read it with a DataLoader, and through penstock.
 
     pictures.py --device cuda --json pictures.json > pictures.md
+    pictures.py --device cuda --train resnet50 > training.md
 
 Makes the pictures itself, unless FOLDER is given: 500x375, about 100 KB each, of smooth fields and noise. Each way
 reads them shuffled with RandomResizedCrop(224) and a flip, and delivers normalised float32 to the device. Each runs
 for `--warm-up` seconds that do not count, and then for `--seconds`. The ways take turns for several rounds, and
-medians count. The table goes to standard output as Markdown, progress to standard error.
+medians count. With `--train MODEL`, each batch is a step of training, in bfloat16, and one more way trains on a batch
+that lies on the device already. The table goes to standard output as Markdown, progress to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -29,6 +33,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision import io as torchvision_io
+from torchvision import models
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -94,10 +99,44 @@ class WithTorchvision(Dataset):
         return self.transform(image), target
 
 
+class Encoded(Dataset):
+    """The bytes of the files, and their labels."""
+
+    def __init__(self, folder: str):
+        self.samples = ImageFolder(folder).samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, target = self.samples[index]
+        return torchvision_io.read_file(path), target
+
+
+class DecodedOnGpu:
+    """torchvision's batched decode_jpeg, which uses nvJPEG, and transforms of each picture there."""
+
+    def __init__(self, encoded: DataLoader, device: str):
+        self.encoded, self.device = encoded, device
+        self.cropped = v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()])
+        self.normalised = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+
+    def __iter__(self) -> Any:
+        for files, labels in self.encoded:
+            images = torchvision_io.decode_jpeg(files, torchvision_io.ImageReadMode.RGB, device=self.device)
+            batch = torch.stack([self.cropped(image) for image in images])
+            yield self.normalised(batch), labels.to(self.device, non_blocking=True)
+
+
+def files_and_labels(samples: list[tuple[torch.Tensor, int]]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    files, labels = zip(*samples, strict=True)
+    return list(files), torch.tensor(labels)
+
+
 class Ways:
     """The loaders that are compared, each made when it is its turn."""
 
-    def __init__(self, folder: str, device: str, batch: int, workers: int):
+    def __init__(self, folder: str, device: str, batch: int, workers: int, trains: bool):
         self.folder, self.device, self.batch, self.workers = folder, device, batch, workers
         self.makers: dict[str, Callable[[], Iterable[Any]]] = {
             "ImageFolder, Pillow": lambda: self.moved(self.torch_loader(with_pillow(folder))),
@@ -106,9 +145,15 @@ class Ways:
                 self.torch_loader(with_pillow(folder)), device, pictures=True
             ),
             "penstock.Pictures": self.pictures,
+            "penstock.Pictures, decoded before": self.cached_pictures,
         }
+        if device.startswith("cuda"):
+            encoded = functools.partial(self.torch_loader, Encoded(folder), collate_fn=files_and_labels)
+            self.makers["torchvision decode_jpeg on the GPU"] = lambda: DecodedOnGpu(encoded(), device)
+        if trains:
+            self.makers["a batch on the device already"] = self.batch_on_device
 
-    def torch_loader(self, dataset: Dataset) -> DataLoader:
+    def torch_loader(self, dataset: Dataset, **options: Any) -> DataLoader:
         return DataLoader(
             dataset,
             self.batch,
@@ -116,6 +161,7 @@ class Ways:
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
             pin_memory=self.device.startswith("cuda"),
+            **options,
         )
 
     def moved(self, loader: DataLoader) -> Iterable[Any]:
@@ -126,23 +172,53 @@ class Ways:
 
         return Moved()
 
-    def pictures(self) -> penstock.Loader:
+    def pictures(self, cache_bytes: int = 0) -> penstock.Loader:
         scale = [1 / 255 / std for std in STD]
         shift = [-mean / std for mean, std in zip(MEAN, STD, strict=True)]
-        source = penstock.Pictures(self.folder, SIZE, "imagenet")
+        source = penstock.Pictures(self.folder, SIZE, "imagenet", cache_bytes=cache_bytes)
         device = "host" if self.device == "cpu" else self.device
         return penstock.Loader(source, self.batch, True, device, to="float32", scale=scale, shift=shift)
 
+    def cached_pictures(self) -> penstock.Loader:
+        """After the first epoch, in which all pictures are decoded."""
+        loader = self.pictures(cache_bytes=16 << 30)
+        for _ in loader:
+            pass
+        return loader
 
-def run(loader: Iterable[Any], warm_up: float, seconds: float) -> dict[str, float]:
+    def batch_on_device(self) -> Iterable[Any]:
+        images = torch.randn(self.batch, 3, SIZE, SIZE, device=self.device)
+        return itertools.repeat((images, torch.randint(10, (self.batch,), device=self.device)))
+
+
+class Training:
+    """A step of SGD on each batch, under autocast to bfloat16, with channels last."""
+
+    def __init__(self, model: str, device: str):
+        self.model = models.get_model(model).to(device, memory_format=torch.channels_last)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        images, labels = torch.as_tensor(images), torch.as_tensor(labels)
+        with torch.autocast(images.device.type, torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(
+                self.model(images.contiguous(memory_format=torch.channels_last)), labels
+            )
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def run(loader: Iterable[Any], step: Callable[..., None], warm_up: float, seconds: float) -> dict[str, float]:
     """Images per second, and seconds to the first batch."""
     begin = time.perf_counter()
     first = counted = 0.0
     images = 0
     while True:
-        for batch, _ in loader:
+        for batch, labels in loader:
+            first = first or time.perf_counter() - begin
+            step(batch, labels)
             now = time.perf_counter()
-            first = first or now - begin
             if counted:
                 images += len(batch)
                 if now - counted >= seconds:
@@ -150,6 +226,8 @@ def run(loader: Iterable[Any], warm_up: float, seconds: float) -> dict[str, floa
                         torch.cuda.synchronize()
                     return {"rate": images / (time.perf_counter() - counted), "first_batch_s": first}
             elif now - begin >= warm_up:
+                if batch.device.type == "cuda":
+                    torch.cuda.synchronize()
                 counted = time.perf_counter()
 
 
@@ -174,18 +252,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", metavar="TEXT", help="ways whose names have it")
+    parser.add_argument("--train", metavar="MODEL", help="of torchvision, on each batch: resnet50")
     parser.add_argument("--json", help="write all figures here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-pictures-") as made:
         if arguments.folder is None:
             make_folder(pathlib.Path(made), arguments.count, arguments.width, arguments.height)
         folder = arguments.folder or made
-        ways = Ways(folder, arguments.device, arguments.batch, arguments.workers)
+        ways = Ways(folder, arguments.device, arguments.batch, arguments.workers, bool(arguments.train))
         names = [name for name in ways.makers if arguments.only in name]
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        step = Training(arguments.train, arguments.device) if arguments.train else lambda *batch: None
         for round_number in range(arguments.rounds):
             for name in names:
-                runs[name].append(run(ways.makers[name](), arguments.warm_up, arguments.seconds))
+                runs[name].append(run(ways.makers[name](), step, arguments.warm_up, arguments.seconds))
                 print(f"round {round_number + 1}: {name}: {runs[name][-1]}", file=sys.stderr)
     rows = {
         name: {figure: statistics.median(each[figure] for each in done) for figure in done[0]}
