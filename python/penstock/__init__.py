@@ -23,6 +23,7 @@ from ._loader.shared_dataset import SharedDataset
 from ._loader.tuning import Tuning
 from ._move.modules import move_
 from ._move.nests import register_batch_type
+from ._move.offloading import Offload, offload
 from ._move.parking import Parked, ParkStatistics, park, parked, swap
 from ._move.saving import PendingSave, save_safetensors
 from ._move.transfers import to_device, to_host
@@ -42,6 +43,7 @@ __all__ = [
     "Loader",
     "LoaderVerdict",
     "NotShardedWarning",
+    "Offload",
     "OutOfMemory",
     "ParkStatistics",
     "Parked",
@@ -60,6 +62,7 @@ __all__ = [
     "feed",
     "load_safetensors",
     "move_",
+    "offload",
     "park",
     "parked",
     "register_batch_type",

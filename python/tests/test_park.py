@@ -648,3 +648,79 @@ def test_a_kernel_does_not_read_what_is_parked():
                 use()
     torch.cuda.synchronize()
     assert float((x @ weights).sum()) > 0
+
+
+def three(home):
+    """Modules with weights that are all different, on the device."""
+    modules = [torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()).to(home) for _ in range(3)]
+    return modules, torch.rand(2, 40, device=home)
+
+
+def test_modules_take_turns(home, small_parts):
+    modules, x = three(home)
+    expected, before = [module(x).detach().clone() for module in modules], seen(modules)
+    whole = bytes_held(modules[0])
+    with penstock.offload(*modules, device=home) as offloaded:
+        assert bytes_held(modules) == 0 and "none of 3" in repr(offloaded)
+        for number in (0, 0, 2, 1, 1, 0):
+            assert same(modules[number](x).detach(), expected[number])
+            assert bytes_held(modules[number]) == bytes_held(modules) == whole
+        modules[2]._hf_hook.pre_forward(modules[2])  # as diffusers' models do in `decode`
+        assert bytes_held(modules[2]) == bytes_held(modules) == whole
+        with pytest.raises(penstock.InvalidArgument, match="Another hook offloads this Sequential"):
+            penstock.offload(modules[2], device=home)
+        offloaded.park()
+        assert bytes_held(modules) == 0
+        assert same(modules[1](x).detach(), expected[1])
+    assert_as_it_was(modules, before)
+    for module, right in zip(modules, expected, strict=True):
+        assert same(module(x).detach(), right)
+    assert bytes_held(modules) == 3 * whole
+
+
+def test_a_loop_over_one_module_moves_nothing(home, monkeypatch):
+    modules, x = three(home)
+    offloaded = penstock.offload(*modules, device=home)
+    modules[0](x)
+    with monkeypatch.context() as patch:
+        patch.setattr(_parking.Parked, "_plan", None)
+        for _ in range(3):
+            modules[0](x)
+    offloaded.remove()
+
+
+def test_offloaded_modules_that_are_frozen_leave_without_a_copy(home):
+    modules, x = three(home)
+    for module in modules:
+        module.requires_grad_(False)
+    with penstock.offload(*modules, device=home, skip_frozen=True) as offloaded:
+        expected = [module(x).clone() for module in modules]
+        assert same([module(x) for module in modules], expected)
+        stats = offloaded._states[modules[0]].stats()
+        assert stats.down_bytes == 0 and stats.skipped["frozen"] == stats.bytes > 0
+
+
+def test_what_cannot_be_offloaded_is_where_it_was(home, small_parts):
+    modules, x = three(home)
+    before = seen(modules)
+    tied = torch.nn.Linear(40, 40, device=home)
+    tied.weight = modules[0][0].weight
+    for wrong in ((*modules, tied), (modules[0],) * 2, (x,)):
+        with pytest.raises(TypeError if wrong[0] is x else penstock.InvalidArgument):
+            penstock.offload(*wrong, device=home)
+        assert_as_it_was(modules, before)
+        modules[0](x)
+    with (
+        penstock.offload(*modules, device=home) as offloaded,
+        pytest.raises(penstock.InvalidArgument, match="This Linear is not one"),
+    ):
+        offloaded.use(tied)
+
+
+@gpu
+def test_modules_of_the_host_are_offloaded_and_come_back_to_it():
+    module = torch.nn.Linear(40, 40)
+    weight, parameter = module.weight.detach().clone(), module.weight
+    with penstock.offload(module):
+        assert module(torch.rand(2, 40, device="cuda")).is_cuda
+    assert module.weight is parameter and same(module.weight.detach(), weight) and not parameter.is_cuda

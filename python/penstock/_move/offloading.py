@@ -1,0 +1,131 @@
+"""offload: modules take turns on a GPU."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from .._engines import engine_for
+from .._errors import InvalidArgument
+from .modules import move_
+from .parking import Parked, swap
+
+
+class _DiffusersHook:
+    """What diffusers' models and pipelines look for: where a module computes, and what brings it there."""
+
+    def __init__(self, offloaded: Offload) -> None:
+        self._offloaded, self.execution_device = offloaded, offloaded.device
+
+    def pre_forward(self, module: Any, *_: Any, **__: Any) -> None:
+        self._offloaded.use(module)
+
+    def detach_hook(self, module: Any) -> Any:
+        raise InvalidArgument("This module is offloaded by penstock: call remove() of its Offload.")
+
+
+class Offload:
+    """Modules of which the one in use is on the GPU, and the others are parked. Made by `penstock.offload`.
+
+    As a context, it ends with `remove()`. Calls from several threads take turns, but a module must not be parked by one
+    thread while another computes with it.
+    """
+
+    def __init__(self, modules: tuple[Any, ...], device: Any, skip_frozen: bool) -> None:
+        torch = sys.modules.get("torch")
+        for module in modules:
+            if torch is None or not isinstance(module, torch.nn.Module):
+                raise TypeError(f"offload takes modules of PyTorch, not a {type(module).__name__}.")
+        if len(set(modules)) < len(modules):
+            raise InvalidArgument("offload takes each module once.")
+        engine = engine_for(device)
+        self.device = f"cuda:{engine.index}" if engine.is_cuda else "cpu"
+        self._in_use: Any = None
+        self._states: dict[Any, Parked] = {}
+        self._from_host: set[Any] = set()
+        self._hooks: list[Any] = []
+        self._lock = threading.RLock()
+        try:
+            for module in modules:
+                self._add(module, skip_frozen)
+        except BaseException:
+            self.remove()
+            raise
+
+    def use(self, module: Any) -> None:
+        """Bring a module to the GPU, while the one there leaves. Blocks until it is there. Raises as `swap` does.
+
+        Its `forward` does so by itself, and so do the methods of diffusers' models. Other methods do not.
+        """
+        with self._lock:
+            if module is self._in_use:
+                return
+            if module not in self._states:
+                raise InvalidArgument(f"This {type(module).__name__} is not one of those that are offloaded.")
+            if self._in_use is None:
+                self._states[module].resume()
+            else:
+                swap(self._states[self._in_use], self._states[module])
+            self._in_use = module
+
+    def park(self) -> None:
+        """Park the module in use, too. Blocks until its bytes are on the host."""
+        with self._lock:
+            if self._in_use is not None:
+                self._states[self._in_use].park()
+                self._in_use = None
+
+    def remove(self) -> None:
+        """Bring each module back to where it was before, and offload none any more.
+
+        Raises OutOfMemory if those that were on the GPU do not fit there. They stay parked then; call it again.
+        """
+        with self._lock:
+            while self._hooks:
+                self._hooks.pop().remove()
+            for module in sorted(self._states, key=lambda each: each not in self._from_host):
+                module.__dict__.pop("_hf_hook", None)
+                self._states[module].resume()
+                if module in self._from_host:
+                    move_(module, "cpu")
+                del self._states[module]
+            self._in_use = None
+
+    def __enter__(self) -> Offload:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        in_use = "none" if self._in_use is None else f"a {type(self._in_use).__name__}"
+        return f"<penstock.Offload: {in_use} of {len(self._states)} modules is on {self.device}>"
+
+    def _add(self, module: Any, skip_frozen: bool) -> None:
+        if hasattr(module, "_hf_hook"):
+            raise InvalidArgument(f"Another hook offloads this {type(module).__name__}: remove that first.")
+        if all(tensor.device.type == "cpu" for tensor in module.parameters()):
+            self._from_host.add(module)
+            module.to(self.device)  # into memory of PyTorch's, which can be parked with any version of it
+        self._states[module] = Parked(module, skip_frozen=skip_frozen)
+        self._states[module].park()
+        self._hooks.append(module.register_forward_pre_hook(lambda one, _: self.use(one)))
+        module._hf_hook = _DiffusersHook(self)
+
+
+def offload(*modules: Any, device: Any = "cuda", skip_frozen: bool = False) -> Offload:
+    """Keep one of several modules on the GPU, and the others parked: `with penstock.offload(encoder, unet, decoder):`.
+
+    The parts of a pipeline that do not fit on the GPU together take turns. When the `forward` of a module is called, it
+    comes to the GPU and the one there leaves, in both directions of the link at once; see `swap`. It stays until
+    another is called, so a loop over one module moves nothing. At first all are parked. Modules on the host are moved
+    to `device` first, one after another. Inputs are yours to move. Blocks until all are parked.
+
+    `skip_frozen`: as in `park`. After `module.requires_grad_(False)`, a module then leaves without being copied.
+
+    Raises TypeError for other things than modules. Raises InvalidArgument for a module that is given twice or cannot be
+    parked, such as one that shares a tensor with another. Raises OutOfMemory and DeviceError. After an error all are
+    where they were. While one is offloaded, do not move it by other means.
+    """
+    return Offload(modules, device, skip_frozen)
