@@ -13,9 +13,9 @@ HOST = torch.device("cpu")
 LATE = "host:late=1"
 
 
-def move(module, send=lambda parts: penstock.to_device(parts, LATE)):
+def move(module, send=lambda parts: penstock.to_device(parts, LATE), optimizer=None):
     """As move_ does, but to a host device."""
-    _modules.relocate(module, _modules.tensors_of(module), HOST, send)
+    _modules.relocate(module, _modules.tensors_of(module), _modules.state_of(optimizer, module), HOST, send)
 
 
 class Tied(torch.nn.Module):
@@ -169,7 +169,7 @@ class WithState(torch.nn.Module):
 def test_what_a_module_moves_by_itself():
     module = WithState()
     tensors = _modules.tensors_of(module)
-    _modules.relocate(module, tensors, torch.device("meta"), lambda parts: penstock.to_device(parts, LATE))
+    _modules.relocate(module, tensors, [], torch.device("meta"), lambda parts: penstock.to_device(parts, LATE))
     assert module.state.is_meta, "it went to the target"
     assert not any(tensor.is_meta for tensor in _modules.tensors_of(module)), "these were sent"
 
@@ -254,3 +254,42 @@ def test_a_module_that_is_there_stays_as_it_is(device):
     assert all(tensor.data_ptr() == address for tensor, address in objects)
     empty = torch.nn.ReLU()
     assert penstock.move_(empty, device) is empty
+
+
+def stepped(module, make):
+    optimizer = make([p for p in module.parameters() if p.requires_grad])
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.manual_seed(1)
+        optimizer.step(lambda: sum(p.square().sum() for p in module.parameters()).backward() or 1.0)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "make", [torch.optim.AdamW, torch.optim.LBFGS, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)]
+)
+def test_the_optimizers_state_moves_along(make):
+    module, other = (torch.nn.Linear(7, 5) for _ in range(2))
+    optimizer = stepped(torch.nn.ModuleList([module, other]), make)
+    before, places = copy.deepcopy(optimizer.state_dict()), _modules.state_of(optimizer, module)
+    old, apart = [its[key] for its, key in places], dict(optimizer.state.get(other.weight, {}))
+    move(module, optimizer=optimizer)
+    assert places and all(its[key] is not tensor for (its, key), tensor in zip(places, old, strict=True))
+    assert same(optimizer.state_dict()["state"], before["state"])
+    assert all(optimizer.state[other.weight][key] is value for key, value in apart.items())
+    stepped(module, lambda _: optimizer)
+
+
+def test_steps_on_the_gpu_move_with_a_capturable_optimizer():
+    module = torch.nn.Linear(7, 5)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(1, 7)).sum().backward()
+    optimizer.step()
+    assert {key for _, key in _modules.state_of(optimizer, module)} == {"exp_avg", "exp_avg_sq"}
+    optimizer.param_groups[0]["capturable"] = True
+    assert {key for _, key in _modules.state_of(optimizer, module)} == {"exp_avg", "exp_avg_sq", "step"}
+
+
+def test_what_is_no_optimizer_is_refused():
+    with pytest.raises(TypeError, match=r"state of a torch\.optim\.Optimizer, not of a dict"):
+        penstock.move_(torch.nn.Linear(1, 1), "cpu", {})

@@ -14,7 +14,7 @@ from .transfers import to_device, to_host
 _ALIGNMENT = 256
 
 
-def move_(module: Any, device: Any) -> Any:
+def move_(module: Any, device: Any, optimizer: Any = None) -> Any:
     """Move a torch.nn.Module to a device, in place and in one go, and return it.
 
     Parameters, buffers (persistent or not) and gradients travel together, as in `to_device` and `to_host`. PyTorch's
@@ -25,26 +25,31 @@ def move_(module: Any, device: Any) -> Any:
     a block stay tied. A storage moves from the first to the last element that the module uses. A module that is there
     already stays as it is.
 
-    The state of optimizers does not move: move the module before the first step, or load that state again. Tensors in
-    other attributes move only if the module's own `_apply` moves them.
+    `optimizer`: its state for the module's parameters moves along. As in PyTorch, `step` stays on the host unless the
+    optimizer is capturable or fused. Without it, move the module before the first step. Tensors in other attributes of
+    the module move only if its own `_apply` moves them.
 
     `device`: as in `to_device`; every host device means "cpu". Both ends need room for the whole module. On a GPU its
     memory is one block of PyTorch's allocator, which is free again when the last tensor in it is gone. The new storages
     cannot be resized. Only one thread may use the module during the call.
 
-    Raises TypeError for something else than a module. Raises InvalidArgument, with a parameter's name, if the tensors
-    are on several devices, on meta, or neither on the host nor on a GPU. It does so too if one is sparse, quantised,
-    lazy, a conjugate view or of a type of its own. Raises OutOfMemory and DeviceError. After an error the module is as
-    it was.
+    Raises TypeError for something else than a module or an optimizer. Raises InvalidArgument, with a parameter's name,
+    if the tensors are on several devices, on meta, or neither on the host nor on a GPU. It does so too if one is
+    sparse, quantised, lazy, a conjugate view or of a type of its own. Raises OutOfMemory and DeviceError. After an
+    error the module is as it was.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
         raise TypeError(f"move_ moves a torch.nn.Module, not a {type(module).__name__}: see to_device and to_host.")
     engine = engine_for(device)
     target = torch.device("cuda", engine.index) if engine.is_cuda else torch.device("cpu")
-    tensors = tensors_of(module)
-    if any(tensor.device != target for tensor in tensors):
-        relocate(module, tensors, target, (lambda parts: to_device(parts, engine.spec)) if engine.is_cuda else to_host)
+    if not isinstance(optimizer, torch.optim.Optimizer | None):
+        raise TypeError(f"move_ moves the state of a torch.optim.Optimizer, not of a {type(optimizer).__name__}.")
+    tensors = [tensor for tensor in tensors_of(module) if tensor.device != target]
+    state = [(its, key) for its, key in state_of(optimizer, module) if its[key].device != target]
+    if tensors or state:
+        send = (lambda parts: to_device(parts, engine.spec)) if engine.is_cuda else to_host
+        relocate(module, tensors, state, target, send)
     return module
 
 
@@ -63,12 +68,43 @@ def tensors_of(module: Any) -> list[Any]:
     return list(named.values())
 
 
-def relocate(module: Any, tensors: list[Any], target: Any, send: Callable[[list[Any]], list[Any]]) -> None:
-    """Puts copies that `send` makes in the places of a module's tensors. What it may have besides goes to `target`."""
+def state_of(optimizer: Any, module: Any) -> list[tuple[Any, Any]]:
+    """Where an optimizer has tensors that go where the module's parameters go: containers, and keys in them."""
+    places = []
+    own = {id(parameter) for parameter in module.parameters()}
+    for group in optimizer.param_groups if optimizer is not None else ():
+        steps = group.get("capturable") or group.get("fused")
+        for parameter in group["params"]:
+            if id(parameter) in own:
+                places += _tensors_in(optimizer.state.get(parameter, {}), steps)
+    for its, key in places:
+        why = _why_not(its[key], sys.modules["torch"])
+        if why is not None:
+            raise InvalidArgument(f"{key!r} of the optimizer's state cannot be moved: it {why}.")
+    return places
+
+
+def _tensors_in(its: Any, steps: bool) -> Iterator[tuple[Any, Any]]:
+    for key, value in list(its.items() if isinstance(its, dict) else enumerate(its)):
+        if isinstance(value, sys.modules["torch"].Tensor):
+            if steps or key != "step":
+                yield its, key
+        elif isinstance(value, dict | list):
+            yield from _tensors_in(value, steps)
+
+
+def relocate(
+    module: Any, tensors: list[Any], state: list[tuple[Any, Any]], target: Any, send: Callable[[list[Any]], list[Any]]
+) -> None:
+    """Puts copies that `send` makes in the places of a module's tensors, and of an optimizer's. What the module may
+    have besides goes to `target`."""
     torch = sys.modules["torch"]
     # Autograd could not use what is made in inference mode.
     with torch.inference_mode(False), torch.no_grad():
-        _replace(module, tensors, moved(tensors, send), target)
+        copies = moved([*tensors, *(its[key] for its, key in state)], send)
+        _replace(module, tensors, copies[: len(tensors)], target)
+        for (its, key), copy in zip(state, copies[len(tensors) :], strict=True):
+            its[key] = copy
 
 
 def moved(tensors: list[Any], send: Callable[[list[Any]], list[Any]]) -> list[Any]:
