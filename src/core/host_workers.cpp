@@ -113,6 +113,17 @@ class Loop final : public HostWorkers::Source {
 
 struct HostWorkers::State {
   explicit State(HostWorkersOptions given) : options(std::move(given)), places(options.processors) {}
+  ~State() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    calls.fetch_add(1, std::memory_order_release);
+    calls.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
   const HostWorkersOptions options;
   const std::uint64_t generation = fork_generation();
@@ -241,15 +252,7 @@ HostWorkers::HostWorkers(HostWorkersOptions options) : state_(std::make_unique<S
 HostWorkers::~HostWorkers() {
   if (state_->generation != fork_generation()) {
     static_cast<void>(state_.release());  // the threads belong to the parent: they cannot be joined here
-    return;
   }
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->calls.fetch_add(1, std::memory_order_release);
-  state_->calls.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
 }
 
 std::size_t HostWorkers::threads() const noexcept { return state_->workers.size() + 1; }

@@ -5,6 +5,7 @@
 #include "support/device_cases.hpp"
 #include "support/temp_directory.hpp"
 
+#include <penstock/core/host_workers.hpp>
 #include <penstock/data/save_weights.hpp>
 #include <penstock/loader/load_weights.hpp>
 #include <penstock/loader/share_dataset.hpp>
@@ -324,11 +325,25 @@ Scenario open() {
           }};
 }
 
+/// A team of threads: when one of them cannot start, others are there.
+Scenario team() {
+  return {"Team", Call::memory, [] {
+            return [] {
+              HostWorkers workers({.threads = 4, .on_start = {}});
+              Bytes arrived(100);
+              workers.for_each(arrived.size(),
+                               [&](std::size_t i) { arrived[i] = static_cast<std::byte>(i); });
+              return arrived;
+            };
+          }};
+}
+
 }  // namespace
 
 const std::vector<Scenario>& scenarios() {
   static const std::vector<Scenario> all{
       open(),
+      team(),
       on<TransferEngine>("StagedUp", {"cuda:0"}, &copy_up_staged),
       on<TransferEngine>("StagedUpOnHost", {"host"}, &copy_up_staged),
       on<TransferEngine>("Registered", {"cuda:0"}, &copy_up_registered),
