@@ -46,7 +46,8 @@ case "${1:-}" in
       timeout 500 "$2" --gtest_brief=1 --gtest_output="xml:$1/$name.xml" >"$1/$name.log" 2>&1
       status=$?
       # Programs that tests start say what is running, too.
-      echo "$name: $(grep -E 'Failure|FAILED|PASSED|tests ran|Actual|Which is' "$1/$name.log" | cut -c-300 | tail -n 12)"
+      echo "$name: $(awk '/Failure$/ { left = 3 } left-- > 0 || /FAILED|PASSED|tests ran|Actual|Which is/' \
+        "$1/$name.log" | cut -c-300 | tail -n 20)"
       if [ $status -eq 124 ]; then echo "$name: stopped after 500 s"; fi
       return $status
     }

@@ -88,8 +88,8 @@ run_in_parts() {
   export OMP_NUM_THREADS=$((($(nproc) + parts - 1) / parts))
   for ((part = 0; part < parts; part++)); do
     # One that hangs says where, and the others' results are still told.
-    PENSTOCK_TEST_PART=$part/$parts timeout 500 "${PYTHON:-python3}" -m pytest -q -o faulthandler_timeout=180 \
-      --junit-xml="$results/python-$part.xml" "$@" >"$results/python-$part.log" 2>&1 &
+    PENSTOCK_TEST_PART=$part/$parts timeout 500 "${PYTHON:-python3}" -m pytest -q --disable-warnings \
+      -o faulthandler_timeout=180 --junit-xml="$results/python-$part.xml" "$@" >"$results/python-$part.log" 2>&1 &
     runs+=($!)
   done
   for ((part = 0; part < parts; part++)); do
