@@ -306,6 +306,26 @@ def test_an_interrupted_command_ends_its_workers(tmp_path):
         os.kill(worker, 0)
 
 
+def test_an_interrupt_that_leaves_a_lock_taken_ends_the_command(tmp_path):
+    text = """
+        import multiprocessing.queues, os, signal, torch.utils.data as data
+        from penstock._doctor import command
+        command.PATIENCE = 0.1
+        class Queue(multiprocessing.queues.Queue):
+            def put(self, item):
+                self._notempty.acquire()  # as put() does, before the block that gives it back
+                print(multiprocessing.active_children()[0].pid, flush=True)
+                os.kill(os.getpid(), signal.SIGTERM)
+        multiprocessing.queues.Queue = Queue
+        loader = data.DataLoader(range(64), num_workers=1)
+    """
+    with start_command(tmp_path, text) as process:
+        worker = int(process.communicate(timeout=60)[0])
+        assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
 @contextlib.contextmanager
 def start_command(folder, text):
     """The command as `penstock doctor loader slow.py:loader` starts it, in a group of its own."""

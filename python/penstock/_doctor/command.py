@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +21,7 @@ from .examination import examine
 from .progress import Progress
 
 INTERRUPTED = 130
+PATIENCE = 5.0  # seconds in which the examination may end by itself after a signal
 
 
 def main(file: str, name: str, seconds: str, step_ms: str, descriptor: str) -> int:
@@ -52,16 +56,31 @@ def _end_at_once() -> None:
 
 
 def _end_workers_first(progress: Progress) -> None:
-    """A signal interrupts the examination, which ends its workers. Later signals change nothing."""
+    """A signal interrupts the examination, which ends its workers. Later signals change nothing.
+
+    The interrupt may strike where PyTorch has just taken a lock, which it then asks for again as it ends its workers.
+    So after some seconds the workers are killed, and the process ends without further ado.
+    """
     owner = os.getpid()
+    stopped = threading.Event()
+
+    def end_at_last() -> None:
+        stopped.wait()
+        time.sleep(PATIENCE)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join(1)
+        os._exit(INTERRUPTED)
 
     def stop(number: int, frame: Any) -> None:
         if os.getpid() != owner:
             os._exit(0)  # of a worker, PyTorch takes another status for a failure
         if not progress.is_stopped:
             progress.is_stopped = True
+            stopped.set()
             raise KeyboardInterrupt
 
+    threading.Thread(target=end_at_last, daemon=True).start()
     _on_signals(stop)
 
 

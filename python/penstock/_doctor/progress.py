@@ -16,7 +16,8 @@ PATIENCE = 60.0  # seconds without a batch until that is told
 class Progress(Watch):
     """Draws what is measured if the descriptor is a terminal, and tells on any if no batch comes.
 
-    If `is_stopped`, the next batch raises KeyboardInterrupt: the user's code may have caught the first one.
+    If `is_stopped`, the next batch raises KeyboardInterrupt, and so does the end: other code may have caught the first
+    one, or raised another error for it.
     """
 
     def __init__(self, descriptor: int = 2, patience: float = PATIENCE):
@@ -39,6 +40,8 @@ class Progress(Watch):
         self._ended.set()
         self._thread.join()
         self._draw("")
+        if self.is_stopped:
+            raise KeyboardInterrupt
 
     def begins(self, what: str, number: int, most: int, timeout: float) -> None:
         self._what = what
