@@ -9,6 +9,7 @@
 #include <penstock/transfer/link_profile.hpp>
 
 #include <algorithm>
+#include <deque>
 #include <exception>
 #include <utility>
 
@@ -17,19 +18,42 @@ namespace penstock::run {
 namespace {
 
 constexpr std::size_t kSmallestPart = std::size_t{512} << 10;
-constexpr std::size_t kPiece = std::size_t{128} << 10;  ///< that a worker moves
+constexpr std::size_t kGrain = std::size_t{128} << 10;
 
 /// Parts of a copy: small ones let the link begin early, large ones cost fewer calls.
 std::size_t part_bytes(std::size_t bytes) {
-  return std::clamp(align_up(bytes / (2 * Lane::kSlots), kPiece), kSmallestPart, Lane::kSlotBytes);
+  return std::clamp(align_up(bytes / (2 * Lane::kSlots), kGrain), kSmallestPart, Lane::kSlotBytes);
 }
 
-void copy_together(HostWorkers& workers, std::byte* to, const std::byte* from, std::size_t bytes,
-                   StoreKind stores) {
-  workers.for_each((bytes + kPiece - 1) / kPiece, [&](std::size_t piece) {
-    const std::size_t at = piece * kPiece;
-    copy_bytes(to + at, from + at, std::min(kPiece, bytes - at), stores);
-  });
+/// Has the team do `parts` parts one after another, and goes on with the next before the last bytes of one
+/// are done. `open` waits until a part may begin, and opens it; `done` follows when all of its bytes are
+/// moved. After an exception of either nobody is at work any more.
+void do_parts(ChunkFiller& filler, std::size_t parts, FunctionRef<void(std::size_t)> open,
+              FunctionRef<void(std::size_t)> done) {
+  std::size_t opened = 0;
+  std::size_t ended = 0;
+  std::exception_ptr failure;
+  const auto open_next = [&] {
+    if (opened == parts || failure) return;
+    try {
+      open(opened);
+      ++opened;
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
+  while (ended < parts) {
+    if (opened == ended) open_next();
+    if (opened == ended) break;
+    try {
+      const std::size_t part = ended++;
+      filler.finish_first(open_next);
+      if (!failure) done(part);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace
@@ -42,41 +66,58 @@ struct DeviceCopier::Engine {
                                                                         : StoreKind::cached),
         lanes(device) {}
 
-  /// The last part may still be on its way. The source is free.
-  void to_device(const penstock::Stream& stream, PinnedRing& slots, std::byte* to, const std::byte* from,
+  /// The last parts may still be on their way. The source is free.
+  void to_device(const penstock::Stream& stream, Lane& lane, std::byte* to, const std::byte* from,
                  std::size_t bytes) {
     const std::size_t most = part_bytes(bytes);
-    for (std::size_t at = 0; at < bytes; at += most) {
-      const std::size_t part = std::min(most, bytes - at);
-      PinnedRing::Slot& slot = slots.next();
-      copy_together(workers, slot.data(), from + at, part, up_stores);
-      stream.copy(to + at, slot.data(), part, CopyDirection::h2d);
+    std::deque<PinnedRing::Slot*> filled;
+    const auto open = [&](std::size_t part) {
+      PinnedRing::Slot& slot = lane.slots.next();
+      const std::size_t at = part * most;
+      lane.filler.open(std::min(most, bytes - at),
+                       [&slot, from, at, stores = up_stores](std::size_t begin, std::size_t count) {
+                         copy_bytes(slot.data() + begin, from + at + begin, count, stores);
+                       });
+      filled.push_back(&slot);
+    };
+    const auto send = [&](std::size_t part) {
+      PinnedRing::Slot& slot = *filled.front();
+      filled.pop_front();
+      const std::size_t at = part * most;
+      stream.copy(to + at, slot.data(), std::min(most, bytes - at), CopyDirection::h2d);
       slot.sent(stream);
-    }
+    };
+    do_parts(lane.filler, (bytes + most - 1) / most, open, send);
   }
 
   /// While parts cross the link, pages are made for them, and parts before them are moved out of their slots.
   /// False if the destination cannot be written.
-  bool to_host(const penstock::Stream& stream, PinnedRing& slots, std::byte* to, const std::byte* from,
+  bool to_host(const penstock::Stream& stream, Lane& lane, std::byte* to, const std::byte* from,
                std::size_t bytes) {
     const std::size_t most = part_bytes(bytes);
-    const auto slot_of = [&](std::size_t at) -> PinnedRing::Slot& { return slots[at / most % slots.size()]; };
-    const auto fetch = [&](std::size_t at) {
-      if (at >= bytes) return;
-      PinnedRing::Slot& slot = slot_of(at);
+    const std::size_t parts = (bytes + most - 1) / most;
+    const auto slot_of = [&](std::size_t part) -> PinnedRing::Slot& {
+      return lane.slots[part % lane.slots.size()];
+    };
+    const auto fetch = [&](std::size_t part) {
+      if (part >= parts) return;
+      PinnedRing::Slot& slot = slot_of(part);
       slot.wait();
+      const std::size_t at = part * most;
       stream.copy(slot.data(), from + at, std::min(most, bytes - at), CopyDirection::d2h);
       slot.sent(stream);
     };
-    const std::size_t ahead = slots.size() * most;
-    for (std::size_t at = 0; at < ahead; at += most) fetch(at);
+    for (std::size_t part = 0; part < lane.slots.size(); ++part) fetch(part);
     if (!make_pages_present(to, bytes, workers)) return false;
-    for (std::size_t at = 0; at < bytes; at += most) {
-      PinnedRing::Slot& slot = slot_of(at);
+    const auto open = [&](std::size_t part) {
+      PinnedRing::Slot& slot = slot_of(part);
       slot.wait();
-      copy_together(workers, to + at, slot.data(), std::min(most, bytes - at), StoreKind::streaming);
-      fetch(at + ahead);
-    }
+      const std::size_t at = part * most;
+      lane.filler.open(std::min(most, bytes - at), [&slot, to, at](std::size_t begin, std::size_t count) {
+        copy_bytes(to + at + begin, slot.data() + begin, count, StoreKind::streaming);
+      });
+    };
+    do_parts(lane.filler, parts, open, [&](std::size_t part) { fetch(part + lane.slots.size()); });
     return true;
   }
 
@@ -110,10 +151,10 @@ std::optional<Reason> DeviceCopier::copy(const CopyCall& call, bool to_host) {
     if (lane == nullptr) return Reason::busy;
     const penstock::Stream stream = engine_->device.wrap_stream(call.stream);
     if (to_host) {
-      const bool written = engine_->to_host(stream, lane->slots, to, from, call.bytes);
+      const bool written = engine_->to_host(stream, *lane, to, from, call.bytes);
       return written ? std::nullopt : std::optional(Reason::refused);
     }
-    engine_->to_device(stream, lane->slots, to, from, call.bytes);
+    engine_->to_device(stream, *lane, to, from, call.bytes);
     if (call.blocking) stream.synchronize();
     return std::nullopt;
   } catch (const std::exception&) {

@@ -19,6 +19,7 @@ bool is_idle(Lane& lane) {
 
 Lanes::Lanes(const Device& device)
     : device_(device),
+      workers_(device.host_workers()),
       pinned_(make_pinned_pool(device, {.segment_bytes = Lane::kSlots * Lane::kSlotBytes})) {}
 
 Lanes::Use Lanes::take(Stream stream) {
@@ -42,7 +43,7 @@ Lanes::Use Lanes::take(Stream stream) {
 Lane* Lanes::add() {
   if (lanes_.size() == most_) return nullptr;
   try {
-    return lanes_.emplace_back(std::make_unique<Lane>(device_, pinned_)).get();
+    return lanes_.emplace_back(std::make_unique<Lane>(device_, pinned_, workers_)).get();
   } catch (const OutOfMemory&) {
     most_ = lanes_.size();
     return nullptr;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/shared/chunk_filler.hpp"
 #include "run/driver.hpp"
 
 #include <penstock/device/device.hpp>
@@ -15,14 +16,17 @@
 
 namespace penstock::run {
 
-/// Pinned slots that the copies of one stream pass through.
+/// Pinned slots that the copies of one stream pass through, and what moves bytes into and out of them.
 struct Lane {
-  Lane(const Device& device, Pool& pinned) : slots(device, pinned, kSlots, kSlotBytes) {}
+  Lane(const Device& device, Pool& pinned, const std::shared_ptr<HostWorkers>& workers)
+      : slots(device, pinned, kSlots, kSlotBytes),
+        filler(workers, static_cast<unsigned>(workers->threads())) {}
 
   static constexpr std::size_t kSlots = 4;
   static constexpr std::size_t kSlotBytes = std::size_t{4} << 20;
 
   PinnedRing slots;
+  ChunkFiller filler;                       ///< owned by the thread that has taken the lane
   std::pair<Stream, std::thread::id> user;  ///< the stream; and whose, if it is the thread's
   bool taken = false;
 };
@@ -50,6 +54,7 @@ class Lanes {
   [[nodiscard]] Lane* add();
 
   const Device device_;
+  const std::shared_ptr<HostWorkers> workers_;
   std::mutex mutex_;
   Pool pinned_;
   // Guarded by the mutex, also what the users of lanes are.

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "transfer/chunk_filler.hpp"
+#include "core/shared/chunk_filler.hpp"
 #include "transfer/group_job.hpp"
 #include "transfer/shared/relay_pace.hpp"
 

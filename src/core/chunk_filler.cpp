@@ -1,4 +1,4 @@
-#include "transfer/chunk_filler.hpp"
+#include "core/shared/chunk_filler.hpp"
 
 #include <penstock/core/bytes.hpp>
 
