@@ -106,6 +106,12 @@ def is_forked() -> bool:
     return bool(_engines) and os.getpid() != _owner
 
 
+def reap() -> None:
+    """Lets go of the host memory that devices have read, of batches that nobody waits for. Does not block."""
+    for engine in list(_engines.values()):
+        engine.in_flight()
+
+
 def host_engines() -> list[_core.Engine]:
     """The engines of open host devices. Their memory looks like any other memory of the host."""
     return [engine for engine in list(_engines.values()) if not engine.is_cuda]

@@ -354,6 +354,19 @@ def test_a_slot_stays_taken_until_all_gpus_have_read_it(count, locked, late):
 
 
 @over_the_fake_driver
+def test_slots_that_gpus_have_read_are_free_once_an_epoch_begins():
+    filled, pool = FilledForAll(SMALL), _worker_feed._Pool("cuda:0", 1, 1)
+    driver.delay_copies()
+    filled.land(filled.send([filled.array(0)]))
+    filled.let_go()
+    assert filled.slots.claim(0) is None
+    deadline = time.monotonic() + PATIENCE_S
+    while filled.slots.claim(0) is None:
+        assert time.monotonic() < deadline, "the slot is not free"
+        pool._return_lent()
+
+
+@over_the_fake_driver
 def test_a_slot_that_is_not_locked_stays_taken_until_it_was_copied_for_all_gpus():
     filled = FilledForAll(ENDLESS, locked=False)
     driver.delay_copies()

@@ -12,7 +12,7 @@ from typing import Any
 from .. import _core, _others
 from .._checks import whole
 from .._destination import Destination
-from .._engines import close_at_exit, engine_for
+from .._engines import close_at_exit, engine_for, reap
 from .._errors import Unsupported
 from .iterator import FeedIterator
 from .slots import Received, Slots
@@ -238,8 +238,9 @@ class _Pool(Slots):
         return iter(twin)
 
     def _return_lent(self) -> None:
-        """Frees slots whose batches workers may have inherited, unless such workers are left. Its own persistent ones
-        are older than all its batches."""
+        """Frees slots that devices have read by now, and slots whose batches workers may have inherited, unless such
+        workers are left. Its own persistent ones are older than all its batches."""
+        reap()
         with _registry:
             others = list(_all_processes.difference(self.processes))
         if not any(process.is_alive() for process in others):
