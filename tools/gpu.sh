@@ -43,12 +43,12 @@ case "${1:-}" in
     run_program() {
       local name=${2##*/}${3:+-$3} status
       if [ -n "${3:-}" ]; then export GTEST_TOTAL_SHARDS=$4 GTEST_SHARD_INDEX=$3; fi
-      timeout 500 "$2" --gtest_brief=1 --gtest_output="xml:$1/$name.xml" >"$1/$name.log" 2>&1
+      timeout 500 "$2" --gtest_output="xml:$1/$name.xml" >"$1/$name.log" 2>&1
       status=$?
       # Programs that tests start say what is running, too.
       echo "$name: $(awk '/Failure$/ { left = 3 } left-- > 0 || /FAILED|PASSED|tests ran|Actual|Which is/' \
         "$1/$name.log" | cut -c-300 | tail -n 20)"
-      if [ $status -eq 124 ]; then echo "$name: stopped after 500 s"; fi
+      if [ $status -eq 124 ]; then echo "$name: stopped after 500 s: $(grep ' RUN ' "$1/$name.log" | tail -n 1)"; fi
       return $status
     }
     export -f run_program
