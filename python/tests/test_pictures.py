@@ -330,12 +330,24 @@ class TestFaults:
         paths[9].write_bytes(encoded[9][:-100])
         paths[11].unlink()
         pictures = penstock.Pictures(paths, SIZE, "imagenet", on_error="black")
-        got = images(penstock.Loader(pictures, 4, device="host"))
+        loader = penstock.Loader(pictures, 4, device="host")
+        got = images(loader)
         assert not got[[9, 11]].any()
         good = [i for i in range(COUNT) if i not in (9, 11)]
         assert same(got[good], drawn(encoded, good))
         assert list(pictures.failures) == [9, 11]
         assert all(str(paths[sample]) in why for sample, why in pictures.failures.items())
+        list(loader)
+        figures = loader.stats()
+        assert figures.failed_samples == figures.as_dict()["failed_samples"] == 2
+        assert figures.failures == figures.as_dict()["failures"] == list(pictures.failures.values())
+        assert f"failed samples             2, which are black. Sample 9 of field 'image', {paths[9]}" in str(figures)
+
+    def test_failures_are_counted_and_some_are_kept(self):
+        pictures = penstock.Pictures([b"no"] * 1200, SIZE, on_error="black")
+        loader = penstock.Loader(pictures, 100, device="host")
+        list(loader)
+        assert (loader.stats().failed_samples, len(loader.stats().failures), len(pictures.failures)) == (1200, 20, 1000)
 
     def test_a_folder_that_changes_is_that_which_was_listed(self, folder):
         pictures = penstock.Pictures(folder, SIZE)

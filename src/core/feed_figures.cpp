@@ -56,6 +56,12 @@ std::string arrays_text(const S& s) {
   return fmt::format("{}, {:.1f} a batch", s.arrays, per_batch(s, static_cast<double>(s.arrays)));
 }
 
+std::string failed_text(const S& s) {
+  if (s.failed_samples == 0) return {};
+  return fmt::format("{}, which are black. {}", s.failed_samples,
+                     s.failures.empty() ? std::string() : s.failures.front());
+}
+
 std::string delivered_text(const S& s) {
   return fmt::format("{}, {}", format_bytes(s.delivered_bytes), format_gbps(s.delivered_gbps() * kGB));
 }
@@ -117,6 +123,10 @@ constexpr std::array kFigures = std::to_array<FeedFigure>({
     {"batches", Unit::count, "samples", "Batches that were given out.", value_of<&S::batches>},
     {"samples_per_second", Unit::per_second, "samples", "Samples over the whole time.",
      value_of<&S::samples_per_second>},
+    {"failed_samples", Unit::count, "failed samples",
+     "Samples of the dataset that could not be read so far, and are black pictures: see "
+     "[pictures](pictures.md).",
+     value_of<&S::failed_samples>, failed_text, kOwn},
     {"arrays", Unit::count, "arrays", "Tensors and arrays in the batches.", value_of<&S::arrays>, arrays_text,
      kWrapped},
     {"delivered_bytes", Unit::bytes, "delivered", "Bytes in device memory, in the types that a model reads.",

@@ -2,6 +2,7 @@
 #include "decode/shared/picture_decoder.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/feed_statistics.hpp>
 #include <penstock/core/file_error.hpp>
 #include <penstock/data/pictures.hpp>
 
@@ -55,6 +56,9 @@ class PictureReader final : public FieldReader {
   std::uint64_t sample_count() const noexcept override { return pictures_->count(); }
   bool varies_by_epoch() const noexcept override { return varies_; }
   bool is_decoded() const noexcept override { return true; }
+  void add_failures(FeedStatistics& statistics) const override {
+    if (options_.failures != nullptr) options_.failures->add_to(statistics);
+  }
 
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind stores) const override {
@@ -148,12 +152,24 @@ class PictureReader final : public FieldReader {
 
 void PictureFailures::add(std::uint64_t sample, std::string why) {
   const std::lock_guard lock(mutex_);
-  all_[sample] = std::move(why);
+  const auto i = static_cast<std::size_t>(sample);
+  if (failed_.size() <= i) failed_.resize(i + 1);
+  failed_[i] = true;
+  if (kept_.size() < kMostKept || kept_.contains(sample)) kept_[sample] = std::move(why);
 }
 
-std::map<std::uint64_t, std::string> PictureFailures::all() const {
+std::map<std::uint64_t, std::string> PictureFailures::kept() const {
   const std::lock_guard lock(mutex_);
-  return all_;
+  return kept_;
+}
+
+void PictureFailures::add_to(FeedStatistics& statistics) const {
+  const std::lock_guard lock(mutex_);
+  statistics.failed_samples += static_cast<std::uint64_t>(std::ranges::count(failed_, true));
+  for (const auto& [sample, why] : kept_) {
+    if (statistics.failures.size() == FeedStatistics::kMostFailures) return;
+    statistics.failures.push_back(why);
+  }
 }
 
 std::vector<std::string> decoded_suffixes() {

@@ -456,6 +456,8 @@ FeedStatistics BatchLine::stats() const {
   refuse_fork();
   FeedStatistics statistics = complete(account_->total());
   source_->complete(statistics);
+  const Dataset& dataset = source_->dataset();
+  for (std::size_t f = 0; f < dataset.field_count(); ++f) dataset.reader(f)->add_failures(statistics);
   return statistics;
 }
 

@@ -56,6 +56,7 @@ TEST(FeedFiguresTest, EachReadsItsOwnMember) {
   s.batches = 10;
   s.epochs = 2;
   s.arrays = 30;
+  s.failed_samples = 40;
   s.delivered_bytes = 4000000000;
   s.link_bytes = 1000000000;
   s.resident_bytes = 5;
@@ -93,6 +94,7 @@ TEST(FeedFiguresTest, EachReadsItsOwnMember) {
       {"samples", 1000UL},
       {"batches", 10UL},
       {"samples_per_second", 250.0},
+      {"failed_samples", 40UL},
       {"arrays", 30UL},
       {"delivered_bytes", 4000000000UL},
       {"bytes", 4000000000UL},

@@ -5,6 +5,7 @@
 #include <iosfwd>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace penstock {
 
@@ -42,6 +43,9 @@ struct FeedStatistics {
   std::uint64_t batches = 0;
   std::uint64_t samples = 0;
   std::uint64_t arrays = 0;  ///< counted for a wrapped loader
+  std::uint64_t failed_samples = 0;
+  std::vector<std::string> failures{};  ///< what is wrong with the first kMostFailures of them
+  static constexpr std::size_t kMostFailures = 20;
   std::uint64_t delivered_bytes = 0;
   std::uint64_t link_bytes = 0;
   std::uint64_t resident_bytes = 0;

@@ -14,6 +14,8 @@
 
 namespace penstock {
 
+struct FeedStatistics;
+
 /// One named array of every sample.
 struct Field {
   std::string name;
@@ -49,6 +51,9 @@ class FieldReader {
   [[nodiscard]] virtual bool varies_by_epoch() const noexcept { return false; }
   /// True if a sample takes long to decode. All threads of a team then share a batch, sample by sample.
   [[nodiscard]] virtual bool is_decoded() const noexcept { return false; }
+
+  /// Adds the samples that could not be read, in place of which gather() wrote other bytes.
+  virtual void add_failures(FeedStatistics& /*statistics*/) const {}
 
   /// True if gather() may wait for a disk, which reads many samples at once if it is asked before.
   [[nodiscard]] virtual bool is_on_disk() const noexcept { return false; }

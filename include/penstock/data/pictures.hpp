@@ -17,13 +17,19 @@ namespace penstock {
 /// The pictures that could not be read. Thread-safe.
 class PictureFailures {
  public:
+  /// Of so many samples it keeps what was wrong. All are counted.
+  static constexpr std::size_t kMostKept = 1000;
+
   void add(std::uint64_t sample, std::string why);
-  /// Each sample once, with what was wrong with its file the last time.
-  [[nodiscard]] std::map<std::uint64_t, std::string> all() const;
+  /// Each kept sample once, with what was wrong with its file the last time.
+  [[nodiscard]] std::map<std::uint64_t, std::string> kept() const;
+  /// Adds each sample once.
+  void add_to(FeedStatistics& statistics) const;
 
  private:
   mutable std::mutex mutex_;
-  std::map<std::uint64_t, std::string> all_;
+  std::map<std::uint64_t, std::string> kept_;
+  std::vector<bool> failed_;  ///< by sample, up to the last one that failed
 };
 
 struct PictureOptions {

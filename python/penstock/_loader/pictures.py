@@ -36,14 +36,14 @@ class Pictures:
       from `seed`, the epoch, and the number of the sample alone.
     - `labels`: an array with one for each picture, if the source has none.
     - `channels_last`: images are `height x width x 3`.
-    - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image,
-      and notes it in `failures`.
+    - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image
+      with its label, and notes it in `failures`. The Loader's `stats()` count them.
     - `cache_bytes`: host memory for decoded pictures, 3 bytes a pixel. Later epochs crop and resize them without
       decoding them again. They stay as long as this object.
 
     Attributes: `labels`, an array or None; `classes`, the names of a folder's classes by label; `failures`, what was
-    wrong with each sample that is black. `pictures[i]` decodes one, `pictures.name(i)` is its path. Raises
-    InvalidArgument for arguments that do not fit, and Error if a folder or tar file cannot be read.
+    wrong with each sample that is black, for up to 1,000. `pictures[i]` decodes one, `pictures.name(i)` is its path.
+    Raises InvalidArgument for arguments that do not fit, and Error if a folder or tar file cannot be read.
     """
 
     dtype = "uint8"
@@ -83,7 +83,7 @@ class Pictures:
 
     @property
     def failures(self) -> dict[int, str]:
-        return self._failures.all
+        return self._failures.kept
 
     def name(self, index: int) -> str:
         return os.fspath(self._encoded.name(index))

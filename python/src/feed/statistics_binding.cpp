@@ -37,6 +37,7 @@ nb::dict as_dict(const FeedStatistics& statistics) {
     if (!figure.applies_to(statistics)) continue;
     std::visit([&](auto value) { figures[figure.name.data()] = value; }, figure.value(statistics));
   }
+  if (!statistics.wraps_loader) figures["failures"] = nb::cast(statistics.failures);
   figures["sentence"] = statistics.sentence();
   return figures;
 }
@@ -76,6 +77,7 @@ void bind_statistics(nb::module_& module) {
       .def("lines", &lines, "Names and texts, as printed.")
       .def("sentence", &FeedStatistics::sentence,
            "What sets the pace, with figures of the table, and what to do next.")
+      .def_ro("failures", &FeedStatistics::failures, "What is wrong with the first of `failed_samples`.")
       .def("__str__", [](const FeedStatistics& self) { return text_of(self); })
       .def("__repr__",
            [](const FeedStatistics& self) { return "<penstock.FeedStatistics\n" + text_of(self) + ">"; });

@@ -43,6 +43,7 @@ class RenamedReader final : public FieldReader {
   }
   [[nodiscard]] bool varies_by_epoch() const noexcept override { return reader_->varies_by_epoch(); }
   [[nodiscard]] bool is_decoded() const noexcept override { return reader_->is_decoded(); }
+  void add_failures(FeedStatistics& statistics) const override { reader_->add_failures(statistics); }
   [[nodiscard]] bool is_on_disk() const noexcept override { return reader_->is_on_disk(); }
   void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
     reader_->ask_ahead(indices);

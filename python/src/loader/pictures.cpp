@@ -111,7 +111,7 @@ FileField field(const LabelledPictures& source,
 void bind_pictures(nb::module_& module) {
   nb::class_<PictureFailures>(module, "PictureFailures", "The pictures that could not be read.")
       .def(nb::init<>())
-      .def_prop_ro("all", &PictureFailures::all, "What is wrong with each sample.");
+      .def_prop_ro("kept", &PictureFailures::kept, "What is wrong with each sample, of those that are kept.");
 
   nb::class_<LabelledPictures>(module, "EncodedPictures", "Encoded pictures; use penstock.Pictures.")
       .def_static("folder", &pictures_in_folder, nb::arg("path"), nb::call_guard<Unlocked>())
