@@ -4,9 +4,11 @@ import io
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tarfile
+import time
 
 import numpy as np
 import pytest
@@ -362,6 +364,93 @@ class TestFaults:
         paths[2].chmod(0)
         with pytest.raises(PermissionError, match=r"Sample 2 .*02\.jpg"):
             list(loader_of(paths))
+
+
+def by_pillow(data):
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+class TestDecodeFunction:
+    @pytest.fixture
+    def pixels(self):
+        return np.random.default_rng(1).integers(0, 256, (3, 50, 60, 3), dtype=np.uint8)
+
+    @staticmethod
+    def saved(pixels, form):
+        out = io.BytesIO()
+        Image.fromarray(pixels).save(out, form)
+        return out.getvalue()
+
+    @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+    def test_decodes_the_formats_that_are_not_known(self, pixels, cache_bytes):
+        pngs, *others = ([self.saved(each, form) for each in pixels] for form in ("PNG", "BMP", "TIFF"))
+        mixed, calls = [pngs[0], others[0][1], others[1][2]], []
+
+        def decode(data):
+            calls.append(data)
+            return by_pillow(data)
+
+        pictures = penstock.Pictures(mixed, SIZE, "imagenet", decode=decode, cache_bytes=cache_bytes)
+        loader = penstock.Loader(pictures, 2, device="host")
+        for epoch in range(3):
+            assert same(images(loader), drawn(pngs, epoch=epoch))
+        assert set(calls) == set(mixed[1:]) and (len(calls) == 2) == (cache_bytes > 0)
+
+    def test_an_error_names_the_line_that_decodes(self, pixels):
+        bmp, png = (self.saved(pixels[0], form) for form in ("BMP", "PNG"))
+        with pytest.raises(penstock.Error, match="It is a BMP") as raised:
+            penstock.Pictures([bmp], SIZE)[0]
+        [line] = re.findall(r"decode=(lambda .*)\)\.$", str(raised.value))
+        decode = eval(line, {"PIL": __import__("PIL.Image"), "io": io})
+        assert same(np.asarray(penstock.Pictures([bmp], SIZE, decode=decode)[0]), drawn([png], augment=None)[0])
+
+    def test_members_of_tar_files(self, pixels, tmp_path):
+        members = [("1.tiff", self.saved(pixels[0], "TIFF")), ("2.png", png := self.saved(pixels[1], "PNG"))]
+        write_tar(tmp_path / "x.tar", [*members, ("2.tiff", b"its mask")])
+        pictures = penstock.Pictures(tmp_path / "x.tar", SIZE, "imagenet", decode=by_pillow)
+        got = images(penstock.Loader(pictures, 1, device="host"))
+        assert same(got, drawn([self.saved(pixels[0], "PNG"), png]))
+
+    def test_its_errors_are_those_of_the_picture(self, encoded):
+        def fails(data):
+            raise ValueError(f"no picture in {data}")
+
+        cases = (
+            (fails, "`decode` raised ValueError: no picture in b'hello'"),
+            (lambda data: np.zeros((2, 2), np.uint8), r"it gave uint8 of shape \(2, 2\)"),
+            (lambda data: np.zeros((2, 2, 3)), r"it gave float64 of shape \(2, 2, 3\)"),
+            (lambda data: np.zeros((0, 2, 3), np.uint8), "A picture has a height of 1 or more"),
+        )
+        for decode, said in cases:
+            pictures = penstock.Pictures([encoded[0], b"hello"], SIZE, decode=decode)
+            with pytest.raises(penstock.Error, match=f"Sample 1 of field 'image', picture 1: .*{said}"):
+                list(penstock.Loader(pictures, 1, device="host"))
+            black = penstock.Pictures([encoded[0], b"hello"], SIZE, decode=decode, on_error="black")
+            assert [x.any() for x in images(penstock.Loader(black, 1, device="host"))] == [True, False]
+        with pytest.raises(penstock.InvalidArgument, match="`decode` is a function"):
+            penstock.Pictures(encoded, SIZE, decode="PIL")
+
+    def test_ctrl_c_is_none_of_them(self):
+        def interrupted(data):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            penstock.Pictures([b"hello"], SIZE, decode=interrupted, on_error="black")[0]
+
+    @pytest.mark.parametrize("device", ["host", ["host:1", "host:2"]])
+    def test_a_loop_that_asks_much_goes_on(self, device):
+        def slow(data):
+            time.sleep(0.001)
+            return np.full((SIZE, SIZE, 3), int(data), np.uint8)
+
+        pictures = penstock.Pictures([b"%d" % i for i in range(100)], SIZE, decode=slow)
+        loader, count = penstock.Loader(pictures, 5, device=device), 0
+        for batch in loader:
+            loader.stats(), loader.state_dict(), loader.describe()
+            for x in batch if isinstance(batch, list) else [batch]:
+                assert np.asarray(x)[:, 0, 0, 0].tolist() == list(range(count, count + 5))
+            count += 5
+        assert count == 100
 
 
 class TestTransforms:

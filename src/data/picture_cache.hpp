@@ -1,6 +1,6 @@
 #pragma once
 
-#include <penstock/decode/augmentation.hpp>
+#include <penstock/data/pictures.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -10,12 +10,6 @@
 #include <vector>
 
 namespace penstock {
-
-/// A decoded picture: red, green and blue of each pixel, row by row.
-struct DecodedPicture {
-  PictureSize size;
-  std::vector<std::byte> pixels;
-};
 
 /// Decoded pictures that stay until the end, as many as `bytes` have room for. Thread-safe.
 class PictureCache {

@@ -127,9 +127,16 @@ class PictureReader final : public FieldReader {
       return desk.decoder.render(kept->pixels, kept->size, view(kept->size), to);
     }
     const std::span<const std::byte> file = pictures_->read(sample, desk.file);
+    desk.is_large = desk.is_large || file.size() > kMostKeptBytes;
+    if (options_.decode && !can_decode(picture_format(file))) {
+      const DecodedPicture picture = options_.decode(file);
+      desk.decoder.render(picture.pixels, picture.size, view(picture.size), to);
+      if (cache_ != nullptr) cache_->keep(sample, picture.size, picture.pixels);
+      return;
+    }
     const PictureSize stored = desk.decoder.size(file);
     const std::int64_t pixels = std::int64_t{stored.width} * stored.height;
-    desk.is_large = desk.is_large || file.size() > kMostKeptBytes || pixels > kMostKeptPixels;
+    desk.is_large = desk.is_large || pixels > kMostKeptPixels;
     if (cache_ == nullptr) return desk.decoder.decode(file, view(stored), to);
     // Also a picture that finds no room is decoded whole: its bytes must not depend on who came first.
     desk.pixels.resize(3 * static_cast<std::size_t>(pixels));

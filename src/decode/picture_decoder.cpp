@@ -56,18 +56,23 @@ const Signature* signature_of(std::span<const std::byte> file) noexcept {
   return nullptr;
 }
 
+constexpr std::string_view kGiveFunction =
+    "or have a function decode it: in Python, Pictures(..., decode=lambda data: "
+    "PIL.Image.open(io.BytesIO(data)).convert(\"RGB\"))";
+
 [[noreturn]] void throw_other(std::span<const std::byte> file) {
   if (file.empty()) throw PictureError("The file is empty. Fetch it again, or leave it out.");
   const Signature* signature = signature_of(file);
-  throw PictureError(
-      fmt::format("It is {}, and penstock decodes JPEG, PNG and WebP. Convert it, or leave it out.",
-                  signature != nullptr ? signature->name : "no picture of a format that is known"));
+  throw PictureError(fmt::format(
+      "It is {}, and penstock decodes JPEG, PNG and WebP. Leave it out, convert it, {}.",
+      signature != nullptr ? signature->name : "no picture of a format that is known", kGiveFunction));
 }
 
 [[noreturn, maybe_unused]] void throw_missing(const char* format, const char* library, const char* package) {
-  throw PictureError(fmt::format(
-      "This build of penstock decodes no {}: it was built without {}. Install {} and build penstock again.",
-      format, library, package));
+  throw PictureError(
+      fmt::format("This build of penstock decodes no {}: it was built without {}. Install {} and build "
+                  "penstock again, {}.",
+                  format, library, package, kGiveFunction));
 }
 
 }  // namespace

@@ -6,9 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,12 @@ class PictureFailures {
   std::vector<bool> failed_;  ///< by sample, up to the last one that failed
 };
 
+/// Red, green and blue of each pixel, row by row.
+struct DecodedPicture {
+  PictureSize size;
+  std::vector<std::byte> pixels;
+};
+
 struct PictureOptions {
   std::vector<PictureOperation> operations;  ///< see Augmentation
   std::uint64_t seed = 0;                    ///< of the random operations
@@ -39,6 +47,9 @@ struct PictureOptions {
   bool bicubic = false;                      ///< resizes so; otherwise bilinear
   /// Memory for decoded pictures, which later epochs crop and resize without decoding them again.
   std::size_t cache_bytes = 0;
+  /// Decodes files of the formats that this build does not. Several threads call it at once. Empty: such a
+  /// file is an Error.
+  std::function<DecodedPicture(std::span<const std::byte> file)> decode = nullptr;
   /// If given, a picture that cannot be read is black, and is listed there. Otherwise it is an Error.
   std::shared_ptr<PictureFailures> failures = nullptr;
 };

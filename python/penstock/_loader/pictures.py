@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import _core
@@ -19,7 +19,7 @@ _LARGEST = 16384
 
 
 class Pictures:
-    """Encoded images, which a `Loader` decodes, crops, resizes and flips: JPEG, PNG and WebP.
+    """Encoded images, which a `Loader` decodes, crops, resizes and flips: JPEG, PNG and WebP, others by `decode`.
 
     Give it to a Loader. By itself it gives batches of images and labels, or of images if there are no labels. Within a
     tuple, list or dict it is a field of images beside the others. An image is uint8 red, green and blue, `3 x height x
@@ -38,6 +38,10 @@ class Pictures:
     - `channels_last`: images are `height x width x 3`.
     - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image
       with its label, and notes it in `failures`. The Loader's `stats()` count them.
+    - `decode`: a function for pictures of other formats, and of those that this build does not decode. It takes the
+      encoded bytes, and gives uint8 pixels, `height x width x 3`, as an array or an image of Pillow: `lambda data:
+      PIL.Image.open(io.BytesIO(data)).convert("RGB")`. The loader's threads call it, several at once, with the GIL. It
+      must not use the Loader. An exception of its own is that of a picture that cannot be read.
     - `cache_bytes`: host memory for decoded pictures, 3 bytes a pixel. Later epochs crop and resize them without
       decoding them again. They stay as long as this object.
 
@@ -58,12 +62,13 @@ class Pictures:
         seed: int = 0,
         channels_last: bool = False,
         on_error: str = "raise",
+        decode: Callable[[bytes], Any] | None = None,
         cache_bytes: int = 0,
     ):
         if on_error not in ("raise", "black"):
             raise InvalidArgument(f'on_error is "raise" or "black", not {on_error!r}.')
         self._arguments = dict(size=size, augment=augment, labels=labels, seed=seed)
-        self._arguments |= dict(channels_last=channels_last, on_error=on_error, cache_bytes=cache_bytes)
+        self._arguments |= dict(channels_last=channels_last, on_error=on_error, decode=decode, cache_bytes=cache_bytes)
         self._source = source
         self._encoded = encoded(source)
         if not len(self._encoded):
@@ -75,7 +80,8 @@ class Pictures:
         failures = self._failures if on_error == "black" else None
         seed = whole("seed", seed, 0, UINT64)
         cache_bytes = whole("cache_bytes", cache_bytes, 0, UINT64, what="a number of bytes")
-        self.field = _core.picture_field(self._encoded, *recipe[:2], seed, channels_last, failures, cache_bytes)
+        options = seed, channels_last, failures, cache_bytes, _pixels_by(decode)
+        self.field = _core.picture_field(self._encoded, *recipe[:2], *options)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,6 +126,23 @@ def _recipe(size: int | None, augment: Any) -> Recipe:
             f'`augment`, and write Loader(..., to="{recipe.to}"{numbers}).'
         )
     return recipe
+
+
+def _pixels_by(decode: Any) -> Callable[[bytes], tuple[int, int, bytes]] | None:
+    """`decode` as `_core.picture_field` takes it."""
+    if decode is None:
+        return None
+    if not callable(decode):
+        raise InvalidArgument(f"`decode` is a function that takes bytes and gives pixels, not {decode!r}.")
+    numpy = numpy_for("Pictures with `decode`")
+
+    def pixels(data: bytes) -> tuple[int, int, bytes]:
+        array = numpy.asarray(decode(data))
+        if array.dtype != numpy.uint8 or array.ndim != 3 or array.shape[2] != 3:
+            raise InvalidArgument(f"it gave {array.dtype} of shape {array.shape}, not uint8 of height x width x 3")
+        return array.shape[0], array.shape[1], array.tobytes()
+
+    return pixels
 
 
 def _labels(source: _core.EncodedPictures, given: Any) -> Any:

@@ -13,6 +13,7 @@ from .._errors import Error
 
 _BLOCK = 512
 _PICTURES = {"jpg", "jpeg", "png", "webp"}
+_OTHERS = {"avif", "bmp", "gif", "heic", "jp2", "jxl", "ppm", "tif", "tiff"}  # pictures if a sample has none of those
 _MOST_TEXT = 1 << 20  # of a name, or a label
 
 
@@ -24,7 +25,8 @@ def pictures_in_tars(files: Sequence[Any]) -> _core.EncodedPictures:
         with open(path, "rb") as file:
             for key, members in itertools.groupby(_members(path, file.fileno()), lambda member: member[0]):
                 sample = {suffix: place for _, suffix, *place in members}
-                pictures = [suffix for suffix in sample if suffix in _PICTURES]
+                kinds = _PICTURES if _PICTURES & sample.keys() else _OTHERS
+                pictures = [suffix for suffix in sample if suffix in kinds]
                 if len(pictures) > 1:
                     raise Error(f"{path}: sample {key} has several pictures; a sample has one.")
                 if not pictures:

@@ -2,6 +2,7 @@
 
 #include "interpreter_lock.hpp"
 #include "loader/file_field.hpp"
+#include "move/rank_of_group.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/data/pictures.hpp>
@@ -11,6 +12,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -19,6 +21,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -92,16 +95,38 @@ nb::bytes labels(const LabelledPictures& self) {
   return nb::bytes(self.labels.data(), self.labels.size() * sizeof(std::int64_t));
 }
 
+/// `function` gives height, width, and the bytes of the pixels.
+DecodedPicture decode_by(nb::handle function, std::span<const std::byte> file) {
+  const Locked locked;
+  return stay_if_ended([&] {
+    try {
+      const nb::object decoded = function(nb::bytes(file.data(), file.size()));
+      const auto [height, width, pixels] = nb::cast<std::tuple<int, int, nb::bytes>>(decoded);
+      const auto* const first = static_cast<const std::byte*>(pixels.data());
+      return DecodedPicture{{width, height}, {first, first + pixels.size()}};
+    } catch (const nb::python_error& error) {
+      if (error.matches(PyExc_KeyboardInterrupt)) throw;
+      throw Error(std::string("`decode` raised ") + nb::type_name(error.type()).c_str() + ": " +
+                  message_of(error.value()));
+    }
+  });
+}
+
 FileField field(const LabelledPictures& source,
                 const std::vector<std::pair<std::string, Numbers>>& operations, bool bicubic,
                 std::uint64_t seed, bool channels_last, std::shared_ptr<PictureFailures> failures,
-                std::size_t cache_bytes) {
+                std::size_t cache_bytes, const nb::object& decode) {
   PictureOptions options{.operations = {},
                          .seed = seed,
                          .channels_first = !channels_last,
                          .bicubic = bicubic,
                          .cache_bytes = cache_bytes,
                          .failures = std::move(failures)};
+  if (!decode.is_none()) {
+    options.decode = [function = decode.ptr(), owner = keep_alive(decode)](std::span<const std::byte> file) {
+      return decode_by(function, file);
+    };
+  }
   for (const auto& [name, numbers] : operations) options.operations.push_back(operation(name, numbers));
   return {Dataset({read_pictures("image", source.pictures, std::move(options))}), 0};
 }
@@ -133,7 +158,8 @@ void bind_pictures(nb::module_& module) {
   module.def("decoded_suffixes", &decoded_suffixes, "Of pictures that this build decodes.");
   module.def("picture_field", &field, nb::arg("source"), nb::arg("operations"), nb::arg("bicubic"),
              nb::arg("seed"), nb::arg("channels_last"), nb::arg("failures").none(),
-             nb::arg("cache_bytes") = 0, "Decodes each picture when it is read: see read_pictures.");
+             nb::arg("cache_bytes") = 0, nb::arg("decode") = nb::none(),
+             "Decodes each picture when it is read: see read_pictures.");
 }
 
 }  // namespace penstock::python
