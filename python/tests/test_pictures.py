@@ -25,6 +25,7 @@ from picture_files import encode, write_tar  # noqa: E402
 
 COUNT = 21
 SIZE = 32
+AUGMENT = {"size": SIZE, "augment": "imagenet"}
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +58,15 @@ def images(batches):
 
 def drawn(encoded, indices=None, epoch=0, **options):
     """The images of an epoch, decoded one after the other."""
-    options = {"size": SIZE, "augment": "imagenet", **options}
-    alone = penstock.Loader(penstock.Pictures(encoded, **options), device="host", tuning=penstock.Tuning(threads=1))
+    pictures = penstock.Pictures(encoded, **{**AUGMENT, **options})
+    alone = penstock.Loader(pictures, device="host", tuning=penstock.Tuning(threads=1))
     alone.set_epoch(epoch)
     all_images = images(alone)
     return all_images if indices is None else all_images[indices]
 
 
 def loader_of(encoded, batch_size=4, device="host", **options):
-    data = {"x": penstock.Pictures(encoded, SIZE, "imagenet"), "i": np.arange(len(encoded))}
+    data = {"x": penstock.Pictures(encoded, **AUGMENT), "i": np.arange(len(encoded))}
     return penstock.Loader(data, batch_size, device=device, **options)
 
 
@@ -208,19 +209,32 @@ def loader_of_pictures(source, **options):
     return penstock.Loader(penstock.Pictures(source, SIZE, "imagenet", **options), 4, device="host")
 
 
+@pytest.fixture(params=["crops", "colors"])
+def each_augment(request, monkeypatch):
+    if request.param == "colors":
+        transforms = pytest.importorskip("torchvision.transforms")
+        colors = [transforms.ColorJitter(0.4, 0.4, 0.4, 0.2), transforms.RandomGrayscale(0.2)]
+        listed = [transforms.RandomResizedCrop(SIZE), *colors, transforms.RandomErasing(0.7, value=(7, 8, 9))]
+        monkeypatch.setitem(AUGMENT, "size", None)
+        monkeypatch.setitem(AUGMENT, "augment", listed)
+
+
 class TestAugmentation:
+    @pytest.mark.usefixtures("each_augment")
     def test_threads_and_batches_change_nothing(self, encoded):
         for options in ({}, {"tuning": penstock.Tuning(threads=1)}, {"batch_size": 20}, {"shuffle": True, "seed": 5}):
             loader = loader_of(encoded, **options)
             for epoch in range(2):
                 assert expect(loader, encoded, epoch) == COUNT
 
+    @pytest.mark.usefixtures("each_augment")
     def test_epochs_and_seeds_differ(self, encoded):
         first = drawn(encoded)
         assert not same(first, drawn(encoded, epoch=1))
         assert not same(first, drawn(encoded, seed=1))
         assert same(drawn(encoded, epoch=0, augment=None), drawn(encoded, epoch=1, augment=None))
 
+    @pytest.mark.usefixtures("each_augment")
     def test_goes_on_in_mid_epoch(self, encoded):
         loader = loader_of(encoded, shuffle=True)
         loader.set_epoch(3)
@@ -234,12 +248,14 @@ class TestAugmentation:
         assert expect(resumed, encoded, 3) == COUNT - 8
         assert expect(resumed, encoded, 4) == COUNT
 
+    @pytest.mark.usefixtures("each_augment")
     @pytest.mark.parametrize("device", [["host:1", "host:2"], penstock.relayed("host:1", over=["host:2"])])
     def test_groups_get_the_same(self, encoded, device):
         loader = loader_of(encoded, device=device, shuffle=True)
         for epoch in range(3):
             assert expect(loader, encoded, epoch) == COUNT
 
+    @pytest.mark.usefixtures("each_augment")
     def test_ranks_get_their_shares(self, encoded):
         for rank in range(2):
             loader = loader_of(encoded, shuffle=True, rank=rank, world_size=2)
@@ -453,6 +469,78 @@ class TestDecodeFunction:
         assert count == 100
 
 
+class TestColors:
+    @pytest.fixture
+    def transforms(self):
+        return pytest.importorskip("torchvision.transforms")
+
+    @pytest.fixture
+    def picture(self):
+        """All kinds of colors, and a number of pixels that vectors do not divide."""
+        pixels = np.random.default_rng(2).integers(0, 256, (63, 67, 3), dtype=np.uint8)
+        pixels[:30] = pixels[:30] // 128 * 255
+        pixels[40:50] = pixels[40:50, :, :1]
+        return pixels
+
+    @staticmethod
+    def changed(picture, *operations, count=1, **options):
+        out = io.BytesIO()
+        Image.fromarray(picture).save(out, "PNG")
+        center = pytest.importorskip("torchvision.transforms").CenterCrop(picture.shape[:2])
+        pictures = penstock.Pictures([out.getvalue()] * count, augment=[center, *operations], **options)
+        got = images(penstock.Loader(pictures, count, device="host"))
+        return got if options.get("channels_last") else got.transpose(0, 2, 3, 1)
+
+    @pytest.mark.parametrize("channels_last", [False, True])
+    @pytest.mark.parametrize(
+        ("change", "amounts"),
+        [
+            ("brightness", (0, 0.3, 1.7)),
+            ("contrast", (0, 0.4, 1.9)),
+            ("saturation", (0, 0.6, 2.5)),
+            ("hue", (-0.5, -0.21, 0.05, 0.5)),
+        ],
+    )
+    def test_a_jitter_is_that_of_torchvision(self, transforms, picture, change, amounts, channels_last):
+        functional = pytest.importorskip("torchvision.transforms.v2.functional")
+        for amount in amounts:
+            jitter = transforms.ColorJitter(**{change: (amount, amount)})
+            [got] = self.changed(picture, jitter, channels_last=channels_last)
+            tensor = torch.from_numpy(picture).permute(2, 0, 1)
+            expected = getattr(functional, f"adjust_{change}")(tensor, amount).permute(1, 2, 0).numpy()
+            assert np.abs(got.astype(int) - expected).max() <= 1
+            assert (got == expected).mean() > 0.99
+
+    def test_grey_is_that_of_torchvision(self, transforms, picture):
+        [got] = self.changed(picture, transforms.RandomGrayscale(1))
+        expected = transforms.functional.rgb_to_grayscale(torch.from_numpy(picture).permute(2, 0, 1), 3)
+        assert same(got, expected.permute(1, 2, 0).numpy())
+        some = self.changed(picture, transforms.RandomGrayscale(0.3), count=99)
+        assert 15 < sum(same(image, got) for image in some) < 45
+
+    def test_a_jitter_comes_in_any_order(self, transforms, picture):
+        jitter = transforms.ColorJitter(brightness=(2, 2), contrast=(0.5, 0.5))
+        alone = [transforms.ColorJitter(brightness=(2, 2)), transforms.ColorJitter(contrast=(0.5, 0.5))]
+        orders = [self.changed(picture, *each)[0] for each in (alone, alone[::-1])]
+        found = [[same(image, each) for each in orders] for image in self.changed(picture, jitter, count=40)]
+        assert all(sum(each) == 1 for each in found) and 8 < sum(first for first, _ in found) < 32
+
+    @pytest.mark.parametrize("channels_last", [False, True])
+    def test_an_erased_area_has_one_color(self, transforms, picture, channels_last):
+        flip, color = transforms.RandomVerticalFlip(1), (3, 255, 128)
+        erase = transforms.RandomErasing(0.6, scale=(0.1, 0.4), ratio=(0.5, 2), value=color)
+        picture = np.maximum(picture, 4)
+        count = 0
+        for image in self.changed(picture, erase, flip, count=50, channels_last=channels_last):
+            erased = (image == color).all(axis=2)
+            rows, columns = np.nonzero(erased.any(axis=1))[0], np.nonzero(erased.any(axis=0))[0]
+            assert same(image[~erased], picture[::-1][~erased])
+            assert erased.sum() == len(rows) * len(columns)
+            assert not len(rows) or (0.09 < erased.mean() < 0.42 and 0.45 < len(rows) / len(columns) < 2.2)
+            count += len(rows) > 0
+        assert 20 < count < 40
+
+
 class TestTransforms:
     @pytest.fixture
     def transforms(self):
@@ -482,7 +570,12 @@ class TestTransforms:
     def test_refuses_what_it_does_not_do(self, transforms, encoded):
         nearest = transforms.InterpolationMode.NEAREST
         for augment, said in (
-            (transforms.ColorJitter(0.1), "ColorJitter is not one of RandomResizedCrop, "),
+            (transforms.GaussianBlur(3), "GaussianBlur is not one of RandomResizedCrop, "),
+            ([transforms.ColorJitter(0.1), transforms.CenterCrop(8)], "put what crops or resizes before"),
+            ([transforms.ToTensor(), transforms.ColorJitter(0.1)], "ColorJitter comes after the conversion"),
+            (transforms.RandomErasing(value="random"), "RandomErasing has random values"),
+            (transforms.RandomErasing(value=256), "RandomErasing has the value 256, which is not that of a pixel"),
+            (transforms.RandomErasing(value=(1, 2)), r"has the value \(1, 2\), which"),
             (lambda image: image, "function is not one of"),
             (transforms.RandomResizedCrop(8, interpolation=nearest), "by nearest interpolation"),
             (transforms.Resize(8, max_size=9), "Resize has a max_size"),

@@ -6,9 +6,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -88,14 +90,18 @@ PictureRectangle fallback(const RandomResizedCrop& operation, PictureSize whole)
   return {(whole.width - size.width) / 2, (whole.height - size.height) / 2, size.width, size.height};
 }
 
-PictureRectangle random_crop(const RandomResizedCrop& operation, PictureSize whole, Draws& draws) {
+/// Two sides, the first of which is larger by the ratio.
+template <typename Operation>
+std::pair<double, double> random_sides(const Operation& operation, PictureSize whole, Draws& draws) {
   const double area = static_cast<double>(whole.width) * whole.height;
+  const double target = area * draws.uniform(operation.scale_low, operation.scale_high);
+  const double ratio = std::exp(draws.uniform(std::log(operation.ratio_low), std::log(operation.ratio_high)));
+  return {std::nearbyint(std::sqrt(target * ratio)), std::nearbyint(std::sqrt(target / ratio))};
+}
+
+PictureRectangle random_crop(const RandomResizedCrop& operation, PictureSize whole, Draws& draws) {
   for (int attempt = 0; attempt < 10; ++attempt) {
-    const double target = area * draws.uniform(operation.scale_low, operation.scale_high);
-    const double ratio =
-        std::exp(draws.uniform(std::log(operation.ratio_low), std::log(operation.ratio_high)));
-    const double width = std::nearbyint(std::sqrt(target * ratio));
-    const double height = std::nearbyint(std::sqrt(target / ratio));
+    const auto [width, height] = random_sides(operation, whole, draws);
     if (width < 1 || height < 1 || width > whole.width || height > whole.height) continue;
     const PictureSize size{static_cast<int>(width), static_cast<int>(height)};
     const int top = draws.up_to(whole.height - size.height);
@@ -148,6 +154,36 @@ void apply(const RandomVerticalFlip& operation, PictureView& view, Draws& draws)
   if (draws.chance(operation.probability)) view.flip_vertically = !view.flip_vertically;
 }
 
+void apply(const ColorJitter& operation, PictureView& view, Draws& draws) {
+  using enum PixelChange::Kind;
+  std::array<PixelChange, 4> changes{{{brightness}, {contrast}, {saturation}, {hue}}};
+  const std::array ranges{operation.brightness, operation.contrast, operation.saturation, operation.hue};
+  for (std::size_t i = 0; i < changes.size(); ++i)
+    changes[i].amount = draws.uniform(ranges[i][0], ranges[i][1]);
+  for (int i = 3; i > 0; --i) std::iter_swap(changes.begin() + i, changes.begin() + draws.up_to(i));
+  for (const PixelChange& change : changes) {
+    if (change.amount != (change.kind == hue ? 0 : 1)) view.changes.push_back(change);
+  }
+}
+
+void apply(const RandomGrayscale& operation, PictureView& view, Draws& draws) {
+  if (draws.chance(operation.probability)) view.changes.push_back({PixelChange::Kind::saturation, 0});
+}
+
+void apply(const RandomErasing& operation, PictureView& view, Draws& draws) {
+  if (!draws.chance(operation.probability)) return;
+  const PictureSize whole = size_of(view.window);
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    const auto [height, width] = random_sides(operation, whole, draws);
+    if (height >= whole.height || width >= whole.width) continue;
+    const PictureSize size{static_cast<int>(width), static_cast<int>(height)};
+    const int top = draws.up_to(whole.height - size.height);
+    const PictureRectangle area{draws.up_to(whole.width - size.width), top, size.width, size.height};
+    view.changes.push_back({.kind = PixelChange::Kind::erase, .area = area, .color = operation.color});
+    return;
+  }
+}
+
 void check(bool right, const char* what, double value) {
   if (!right) throw InvalidArgument(fmt::format("{}, not {}.", what, value));
 }
@@ -169,18 +205,34 @@ void check(const Operation& operation) {
           operation.padding);
   }
   if constexpr (requires { operation.probability; }) {
-    check(operation.probability >= 0 && operation.probability <= 1, "The probability of a flip is 0 to 1",
-          operation.probability);
+    check(operation.probability >= 0 && operation.probability <= 1,
+          "The probability of an operation is 0 to 1", operation.probability);
   }
-  if constexpr (std::is_same_v<Operation, RandomResizedCrop>) {
-    const auto& [size, scale_low, scale_high, ratio_low, ratio_high] = operation;
-    check(scale_low > 0 && scale_low <= scale_high,
-          "The smallest part of a crop is above 0 and at most the largest", scale_low);
-    check(scale_high <= 1, "The largest part of a crop is at most 1", scale_high);
-    check(ratio_low > 0 && ratio_low <= ratio_high && std::isfinite(ratio_high),
-          "The smallest ratio of a crop is above 0 and at most the largest", ratio_low);
+  if constexpr (requires { operation.scale_low; }) {
+    const double lowest = std::is_same_v<Operation, RandomErasing> ? 0 : std::numeric_limits<double>::min();
+    check(operation.scale_low >= lowest && operation.scale_low <= operation.scale_high,
+          "The smallest part of a crop is above 0, that to erase may be 0, and it is at most the largest",
+          operation.scale_low);
+    check(operation.scale_high <= 1, "The largest part of a crop, or to erase, is at most 1",
+          operation.scale_high);
+    check(operation.ratio_low > 0 && operation.ratio_low <= operation.ratio_high &&
+              std::isfinite(operation.ratio_high),
+          "The smallest ratio of sides is above 0 and at most the largest", operation.ratio_low);
+  }
+  if constexpr (std::is_same_v<Operation, ColorJitter>) {
+    for (const auto& [low, high] : {operation.brightness, operation.contrast, operation.saturation}) {
+      check(low >= 0 && low <= high && std::isfinite(high),
+            "The lowest factor of a ColorJitter is 0 or more and at most the highest", low);
+    }
+    const auto& [low, high] = operation.hue;
+    check(low >= -0.5 && low <= high && high <= 0.5,
+          "The hue of a ColorJitter turns by -0.5 to 0.5 of the circle, the lowest first", low);
   }
 }
+
+template <typename Operation>
+constexpr bool kFlips =
+    std::is_same_v<Operation, RandomHorizontalFlip> || std::is_same_v<Operation, RandomVerticalFlip>;
 
 template <typename Operation>
 constexpr bool kResizes = std::is_same_v<Operation, RandomResizedCrop> ||
@@ -195,8 +247,16 @@ PictureView whole_picture(PictureSize stored) {
 
 Augmentation::Augmentation(std::vector<PictureOperation> operations) : operations_(std::move(operations)) {
   int resizing = 0;
+  bool changes = false;
   const auto add = [&]<typename Operation>(const Operation& operation) {
     check(operation);
+    constexpr bool cuts = kResizes<Operation> || requires { operation.size; };
+    if (changes && cuts) {
+      throw InvalidArgument(
+          "Colors are changed, and areas erased, in pictures of the final size: put what crops or resizes "
+          "before them.");
+    }
+    changes = changes || !(cuts || kFlips<Operation>);
     resizing += kResizes<Operation> ? 1 : 0;
     if constexpr (std::is_same_v<Operation, ResizeShorterSide>) size_ = {};
     if constexpr (requires { operation.size; }) size_ = operation.size;

@@ -1,6 +1,7 @@
 #include "decode/shared/picture_decoder.hpp"
 
 #include "decode/format_decoder.hpp"
+#include "decode/pixel_changes.hpp"
 #include "decode/resampler.hpp"
 
 #include <fmt/format.h>
@@ -179,6 +180,7 @@ void PictureDecoder::decode(std::span<const std::byte> file, const PictureView& 
   FormatDecoder& decoder = state_->decoder_of(file);
   check_view(view, state_->open(decoder, file), target.size());
   decoder.render(view, state_->resampler, target);
+  change_pixels(view, state_->resampler.style().layout, target);
 }
 
 void PictureDecoder::render(std::span<const std::byte> pixels, PictureSize size, const PictureView& view,
@@ -201,6 +203,7 @@ void PictureDecoder::render(std::span<const std::byte> pixels, PictureSize size,
       std::memcpy(row.data() + 4 * x, from + 3 * x, 3);
     resampler.add_row(row.data());
   }
+  change_pixels(view, resampler.style().layout, target);
 }
 
 }  // namespace penstock

@@ -25,6 +25,7 @@ struct ResizeTaps {
 class Resampler {
  public:
   explicit Resampler(PictureStyle style) : style_(style) {}
+  [[nodiscard]] const PictureStyle& style() const noexcept { return style_; }
 
   /// The rows to come are of the picture with its sides divided by `shrink`. `target` is filled until the
   /// last row.

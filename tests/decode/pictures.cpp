@@ -247,7 +247,7 @@ Image plain_decode(std::span<const std::byte> file) {
 }  // namespace
 
 Image plain_view(const Image& image, const PictureView& view, ResizeFilter filter) {
-  const auto& [crop, resized, window, flip_x, flip_y] = view;
+  const auto& [crop, resized, window, flip_x, flip_y, changes] = view;
   Image narrow{{resized.width, crop.height},
                std::vector<std::uint8_t>(3 * count_of({resized.width, crop.height}))};
   for (int c = 0; c < 3; ++c) {

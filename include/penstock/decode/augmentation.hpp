@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <variant>
 #include <vector>
@@ -22,15 +23,33 @@ struct PictureRectangle {
   friend bool operator==(const PictureRectangle&, const PictureRectangle&) = default;
 };
 
+/// A change of pixels. One of colors is as torchvision makes it of uint8 tensors. It blends each pixel with
+/// another: amount * pixel + (1 - amount) * other.
+struct PixelChange {
+  enum class Kind : std::uint8_t {
+    brightness,  ///< with black
+    contrast,    ///< with the mean of the grey picture
+    saturation,  ///< with the pixel of the grey picture
+    hue,         ///< turns the hue by `amount` of the circle instead: -0.5 to 0.5
+    erase,       ///< gives `area`, which lies within the window, the color: red, green and blue
+  };
+  Kind kind = Kind::brightness;
+  double amount = 1;
+  PictureRectangle area{};
+  std::array<std::uint8_t, 3> color{};
+  friend bool operator==(const PixelChange&, const PixelChange&) = default;
+};
+
 /// What becomes of one picture, in this order: `crop` is cut out, resized to `resized`, and `window` is cut
-/// out of the result, which is then flipped. Pixels of the window that lie outside of the resized crop are
-/// black.
+/// out of the result, which is then flipped, and whose pixels are changed. Pixels of the window that lie
+/// outside of the resized crop are black before.
 struct PictureView {
   PictureRectangle crop;  ///< within the stored picture; pixels outside do not count
   PictureSize resized;
   PictureRectangle window;
   bool flip_horizontally = false;
   bool flip_vertically = false;
+  std::vector<PixelChange> changes{};
   friend bool operator==(const PictureView&, const PictureView&) = default;
 };
 
@@ -73,14 +92,38 @@ struct RandomVerticalFlip {
   double probability = 0.5;
 };
 
-using PictureOperation = std::variant<RandomResizedCrop, ResizeShorterSide, Resize, CenterCrop, RandomCrop,
-                                      RandomHorizontalFlip, RandomVerticalFlip>;
+/// The lowest and the highest amount of each change. They are made in a random order.
+struct ColorJitter {
+  using Range = std::array<double, 2>;
+  Range brightness{1, 1};
+  Range contrast{1, 1};
+  Range saturation{1, 1};
+  Range hue{0, 0};
+};
+
+struct RandomGrayscale {
+  double probability = 0.1;
+};
+
+struct RandomErasing {
+  double probability = 0.5;
+  double scale_low = 0.02;  ///< of the picture's area
+  double scale_high = 0.33;
+  double ratio_low = 0.3;  ///< height to width
+  double ratio_high = 3.3;
+  std::array<std::uint8_t, 3> color{};
+};
+
+using PictureOperation =
+    std::variant<RandomResizedCrop, ResizeShorterSide, Resize, CenterCrop, RandomCrop, RandomHorizontalFlip,
+                 RandomVerticalFlip, ColorJitter, RandomGrayscale, RandomErasing>;
 
 /// Operations that make views of pictures, all of one size. A value. Threads may share it.
 class Augmentation {
  public:
   /// Throws InvalidArgument for sides outside of 1 to 65,535, wrong parameters, a second operation that
-  /// resizes, and operations whose results would differ in size.
+  /// resizes, one that crops or resizes after one that changes pixels, and operations whose results would
+  /// differ in size.
   explicit Augmentation(std::vector<PictureOperation> operations);
 
   /// Of every view's window.

@@ -48,6 +48,8 @@ def folder_of(dataset: Any) -> Folder | str:
         recipe = recipe_of([] if dataset.transform is None else dataset.transform)
     except NotDone as error:
         return str(error)
+    if recipe.erases_image:
+        return "RandomErasing comes before the conversion to a tensor: put it behind"
     return (
         Folder(dataset.samples, recipe) if recipe.is_tensor else "its ImageFolder gives images of Pillow, not tensors"
     )

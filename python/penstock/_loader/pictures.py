@@ -19,7 +19,7 @@ _LARGEST = 16384
 
 
 class Pictures:
-    """Encoded images, which a `Loader` decodes, crops, resizes and flips: JPEG, PNG and WebP, others by `decode`.
+    """Encoded images, which a `Loader` decodes, crops, resizes and augments: JPEG, PNG and WebP, others by `decode`.
 
     Give it to a Loader. By itself it gives batches of images and labels, or of images if there are no labels. Within a
     tuple, list or dict it is a field of images beside the others. An image is uint8 red, green and blue, `3 x height x
@@ -32,8 +32,9 @@ class Pictures:
     - `size`: height and width of an image: 224, unless `augment` lists transforms.
     - `augment`: None: the shorter side is resized to 8/7 of `size`, and the center cropped. "imagenet": torchvision's
       RandomResizedCrop and RandomHorizontalFlip. Or a list of transforms of torchvision, or a Compose, of these:
-      RandomResizedCrop, Resize, CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip. Random numbers follow
-      from `seed`, the epoch, and the number of the sample alone.
+      RandomResizedCrop, Resize, CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, and after those,
+      ColorJitter, RandomGrayscale, RandomErasing (whose `value` is 0 to 255). Random numbers follow from `seed`, the
+      epoch, and the number of the sample alone.
     - `labels`: an array with one for each picture, if the source has none.
     - `channels_last`: images are `height x width x 3`.
     - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ Operation = tuple[str, tuple[float, ...]]
 class Recipe(NamedTuple):
     """What becomes of a picture: operations as `_core.picture_field` takes them, and then value * scale + shift in the
     type `to`, with a number for all channels or one for each. `to`: None for uint8, as it is decoded. `is_tensor`: the
-    transforms end with a tensor, and not with an image of Pillow."""
+    transforms end with a tensor, and not with an image of Pillow. `erases_image`: they erase before that, which
+    torchvision does not."""
 
     operations: tuple[Operation, ...] = ()
     bicubic: bool = False
@@ -21,6 +23,7 @@ class Recipe(NamedTuple):
     scale: tuple[float, ...] = ()
     shift: tuple[float, ...] = ()
     is_tensor: bool = False
+    erases_image: bool = False
 
 
 class NotDone(InvalidArgument):
@@ -66,8 +69,8 @@ def _filter_of(part: Any, is_tensor: bool) -> str:
 
 def _with(recipe: Recipe, part: Any, *numbers: float, name: str = "") -> Recipe:
     name = name or type(part).__name__
-    moves_only = name in ("CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip")
-    if recipe.to is not None and not moves_only:
+    keeps_values = name in ("CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "RandomErasing")
+    if recipe.to is not None and not keeps_values:
         raise NotDone(f"{type(part).__name__} comes after the conversion to {recipe.to}: put it before")
     return recipe._replace(operations=(*recipe.operations, (name, tuple(map(float, numbers)))))
 
@@ -99,8 +102,25 @@ def _crop(recipe: Recipe, part: Any) -> Recipe:
     return _with(recipe, part, *_pair(part), padding.pop())
 
 
-def _flip(recipe: Recipe, part: Any) -> Recipe:
+def _chance(recipe: Recipe, part: Any) -> Recipe:
     return _with(recipe, part, part.p)
+
+
+def _jitter(recipe: Recipe, part: Any) -> Recipe:
+    factors = [(1, 1) if factor is None else factor for factor in (part.brightness, part.contrast, part.saturation)]
+    return _with(recipe, part, *itertools.chain(*factors, (0, 0) if part.hue is None else part.hue))
+
+
+def _erase(recipe: Recipe, part: Any) -> Recipe:
+    if part.value is None or isinstance(part.value, str):
+        raise NotDone("RandomErasing has random values, and one color is done")
+    value = tuple(part.value) if isinstance(part.value, list | tuple) else (part.value,)
+    each = [numbers * (3 // len(numbers)) for numbers in (value, recipe.scale or (1,), recipe.shift or (0,))]
+    colors = [round((value - shift) / scale) for value, scale, shift in zip(*each, strict=False)]
+    if len(colors) != 3 or not all(0 <= color <= 255 for color in colors):
+        raise NotDone(f"RandomErasing has the value {part.value}, which is not that of a pixel")
+    recipe = recipe._replace(erases_image=recipe.erases_image or not recipe.is_tensor)
+    return _with(recipe, part, part.p, *part.scale, *part.ratio, *colors)
 
 
 def _scaled_tensor(recipe: Recipe, part: Any) -> Recipe:
@@ -131,8 +151,11 @@ _DONE: dict[str, Callable[[Recipe, Any], Recipe]] = {
     "Resize": _resize,
     "CenterCrop": lambda recipe, part: _with(recipe, part, *_pair(part)),
     "RandomCrop": _crop,
-    "RandomHorizontalFlip": _flip,
-    "RandomVerticalFlip": _flip,
+    "RandomHorizontalFlip": _chance,
+    "RandomVerticalFlip": _chance,
+    "ColorJitter": _jitter,
+    "RandomGrayscale": _chance,
+    "RandomErasing": _erase,
     "ToTensor": _scaled_tensor,
     "PILToTensor": lambda recipe, _: recipe._replace(is_tensor=True),
     "ToImage": lambda recipe, _: recipe._replace(is_tensor=True),

@@ -46,6 +46,18 @@ PictureOperation operation(const std::string& name, const Numbers& numbers) {
   if (name == "RandomCrop") return RandomCrop{size_of(numbers), static_cast<int>(numbers.at(2))};
   if (name == "RandomHorizontalFlip") return RandomHorizontalFlip{numbers.at(0)};
   if (name == "RandomVerticalFlip") return RandomVerticalFlip{numbers.at(0)};
+  if (name == "ColorJitter") {
+    const auto range = [&](std::size_t i) {
+      return ColorJitter::Range{numbers.at(2 * i), numbers.at(2 * i + 1)};
+    };
+    return ColorJitter{range(0), range(1), range(2), range(3)};
+  }
+  if (name == "RandomGrayscale") return RandomGrayscale{numbers.at(0)};
+  if (name == "RandomErasing") {
+    const auto channel = [&](std::size_t i) { return static_cast<std::uint8_t>(numbers.at(5 + i)); };
+    return RandomErasing{numbers.at(0), numbers.at(1), numbers.at(2),
+                         numbers.at(3), numbers.at(4), {channel(0), channel(1), channel(2)}};
+  }
   throw InvalidArgument("unknown operation " + name);
 }
 
