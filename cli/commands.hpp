@@ -64,6 +64,7 @@ int run_feed(const FeedOptions& options, const Environment& environment);
 struct RunOptions {
   std::vector<std::string> command;  ///< a program and its arguments
   bool library = false;              ///< print the library's path, and run nothing
+  bool feed = false;                 ///< feed the batches of DataLoaders, too
   std::string json;                  ///< file, "-" for standard output, empty for none
 };
 /// Runs the command with its copies taken, and returns its exit status.

@@ -1,6 +1,7 @@
 #include "cli/shared/output.hpp"
 #include "cli/shared/run_program.hpp"
 #include "commands.hpp"
+#include "page_texts.hpp"
 #include "run_report.hpp"
 
 #include <penstock/core/error.hpp>
@@ -57,6 +58,14 @@ std::string preload_variable(const fs::path& library) {
   const char* const others = std::getenv("LD_PRELOAD");
   const bool alone = others == nullptr || *others == 0;
   return fmt::format("LD_PRELOAD={}{}{}", alone ? "" : others, alone ? "" : ":", library.string());
+}
+
+/// Puts a module into the folder that Python imports as it starts, and the folder in front of the others.
+std::string python_variable(const fs::path& folder) {
+  std::ofstream(folder / "sitecustomize.py") << kSitecustomizeProgram;
+  const char* const others = std::getenv("PYTHONPATH");
+  const bool alone = others == nullptr || *others == 0;
+  return fmt::format("PYTHONPATH={}{}{}", folder.string(), alone ? "" : ":", alone ? "" : others);
 }
 
 /// Of a program for the machine that this command was built for. False if it has no loader.
@@ -116,12 +125,13 @@ int run_run(const RunOptions& options) {
   OutputFile json("--json", options.json);
   if (const auto program = find_program(options.command[0])) require_preloadable(*program);
   const FiguresFolder folder;
+  ProgramStart start{.variables = {preload_variable(library), figures_variable(folder.path())},
+                     .quiet = json.is_standard_output()};
+  if (options.feed) start.variables.push_back(python_variable(folder.path()));
   const int status = wait_for_program(
-      start_program(options.command,
-                    {.variables = {preload_variable(library), figures_variable(folder.path())},
-                     .quiet = json.is_standard_output()},
+      start_program(options.command, std::move(start),
                     {.missing = fmt::format("there is no program '{}' in the PATH", options.command[0])}));
-  const RunReport report(folder.path());
+  const RunReport report(folder.path(), options.feed);
   say(report.text());
   if (json) json.write(report.json(options.command, status));
   return status;

@@ -105,11 +105,15 @@ void add_run(CLI::App& app, RunOptions& options) {
       app.add_subcommand("run", "Run a program, and make its copies of pageable memory faster");
   command->add_flag("--library", options.library,
                     "Print the path of the library that takes the copies, for LD_PRELOAD, and run nothing");
+  command->add_flag("--feed", options.feed,
+                    "Copy the batches of PyTorch's DataLoaders ahead of the loop, too, by penstock.feed");
   add_json(*command, options.json, "what was taken and what was passed on");
   command->footer(
       "Examples:\n"
       "  penstock run -- python train.py\n"
       "  penstock run --json run.json -- python train.py\n"
+      "  penstock run --feed -- python train.py\n"
+      "      its DataLoaders' batches are on the GPU before it asks for them\n"
       "  LD_PRELOAD=$(penstock run --library) python train.py\n"
       "      the same without a report");
 }

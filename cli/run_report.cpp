@@ -83,6 +83,13 @@ std::string rate_text(const Timing& timing) {
   return rate > 0 ? format_gbps(rate) : "an unknown rate";
 }
 
+std::string loader_text(const FedLoader& loader) {
+  const std::string name = fmt::format("the DataLoader of {}", loader.place);
+  if (loader.fed == 0) return fmt::format("left {} alone: {}", name, loader.why);
+  return fmt::format("fed {} of {} batches of {} to {}{}", loader.fed, loader.batches, name, loader.device,
+                     loader.why.empty() ? "" : fmt::format(", then left it alone: {}", loader.why));
+}
+
 nlohmann::json count_json(const Count& count) { return {{"calls", count.calls}, {"bytes", count.bytes}}; }
 
 nlohmann::json timing_json(const Timing& timing) {
@@ -94,9 +101,12 @@ nlohmann::json timing_json(const Timing& timing) {
 
 }  // namespace
 
-RunReport::RunReport(const std::filesystem::path& folder) {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FedLoader, place, device, why, batches, fed)
+
+RunReport::RunReport(const std::filesystem::path& folder, bool feeds) : feeds_(feeds) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".json") add_loaders(entry.path());
     run::Figures process;
     std::ifstream in(entry.path(), std::ios::binary);
     if (in.read(reinterpret_cast<char*>(&process), sizeof process) && process.format == run::Figures::kFormat)
@@ -114,6 +124,17 @@ void RunReport::add(const run::Figures& process) {
   }
   for (std::size_t reason = 0; reason < run::kReasons; ++reason)
     add_to(figures_.passed_on[reason], process.passed_on[reason]);
+}
+
+void RunReport::add_loaders(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  const nlohmann::json value = nlohmann::json::parse(in, nullptr, false);
+  if (!value.is_array()) return;
+  for (const nlohmann::json& loader : value) loaders_.push_back(loader);
+}
+
+bool RunReport::has_nothing_to_gain() const {
+  return taken().calls == 0 && std::ranges::none_of(loaders_, &FedLoader::fed);
 }
 
 Count RunReport::taken() const {
@@ -151,7 +172,9 @@ std::string RunReport::text() const {
       passed_on.push_back(fmt::format("{} {}", copies_text(count), kReasonTexts[reason].text));
   }
   if (!passed_on.empty()) line(fmt::format("passed on {}", fmt::join(passed_on, "; ")));
-  if (taken().calls == 0) {
+  if (feeds_ && loaders_.empty()) line("saw no DataLoader of PyTorch");
+  for (const FedLoader& loader : loaders_) line(loader_text(loader));
+  if (has_nothing_to_gain()) {
     line("This program has nothing to gain.");
   } else if (const double seconds = seconds_saved(); seconds > 0) {
     line(fmt::format("saved about {}", format_seconds(seconds)));
@@ -177,11 +200,12 @@ std::string RunReport::json(const std::vector<std::string>& command, int status)
   return nlohmann::json{{"command", command},
                         {"exit_status", status},
                         {"processes", processes_},
-                        {"nothing_to_gain", taken().calls == 0},
+                        {"nothing_to_gain", has_nothing_to_gain()},
                         {"seconds_saved", seconds_saved()},
                         {"taken", count_json(taken())},
                         {"sizes", std::move(sizes)},
-                        {"passed_on", std::move(passed_on)}}
+                        {"passed_on", std::move(passed_on)},
+                        {"loaders", feeds_ ? nlohmann::json(loaders_) : nlohmann::json()}}
              .dump(2) +
          "\n";
 }

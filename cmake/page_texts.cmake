@@ -1,9 +1,10 @@
 # The pages, styles and scripts of a target's reports become text in it: page_texts.hpp has kFeedPage of feed.html,
-# kFeedStyle of feed.css and kFeedScript of feed.js.
+# kFeedStyle of feed.css, kFeedScript of feed.js and kFeedProgram of feed.py.
 function(penstock_page_texts target)
   set(html Page)
   set(css Style)
   set(js Script)
+  set(py Program)
   set(texts "#pragma once\n\n#include <string_view>\n\nnamespace penstock::cli {\n\n")
   foreach(file IN LISTS ARGN)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${file})

@@ -7,6 +7,7 @@
 namespace penstock::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class Run : public ::testing::Test {
@@ -104,6 +105,32 @@ TEST_F(Run, SaysThatThereIsNothingToGain) {
   EXPECT_EQ(result.status, 0);
   EXPECT_EQ(result.errors, "penstock run: This program has nothing to gain.\n");
   EXPECT_EQ(nlohmann::json::parse(read_text(report()))["nothing_to_gain"], true);
+}
+
+TEST_F(Run, SaysWhatBecameOfDataLoaders) {
+  const auto run_program = [this](const std::string& script) {
+    return command_.run({"run", "--feed", "--json", report(), "--", "/bin/sh", "-c", script});
+  };
+  const auto loaders = [this] { return nlohmann::json::parse(read_text(report()))["loaders"]; };
+  command_.environment.emplace_back("PYTHONPATH=/mine");
+  const CommandResult result = run_program(R"(
+    folder=${PYTHONPATH%:/mine}
+    grep -q torch.utils.data $folder/sitecustomize.py || exit 9
+    echo '[{"place": "train.py:3", "device": "cuda:0", "batches": 40, "fed": 35, "why": ""},
+           {"place": "train.py:4", "device": "cuda:1", "batches": 40, "fed": 9, "why": "stopped"}]' >$folder/feed.1.json
+    echo '[{"place": "train.py:5", "device": "", "batches": 4, "fed": 0, "why": "not copied"}]' >$folder/feed.2.json
+    echo '[{"place' >$folder/feed.3.json)");
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(
+      result.errors,
+      AllOf(HasSubstr("penstock run: fed 35 of 40 batches of the DataLoader of train.py:3 to cuda:0\n"),
+            HasSubstr(
+                "9 of 40 batches of the DataLoader of train.py:4 to cuda:1, then left it alone: stopped\n"),
+            HasSubstr("penstock run: left the DataLoader of train.py:5 alone: not copied\n")));
+  EXPECT_EQ(loaders().size(), 3);
+  EXPECT_THAT(run_program("exit 0").errors, HasSubstr("saw no DataLoader of PyTorch\n"));
+  EXPECT_TRUE(loaders().empty());
+  EXPECT_TRUE(examine("nothing")["loaders"].is_null());
 }
 
 TEST_F(Run, KeepsWhatIsPreloadedAlready) {
