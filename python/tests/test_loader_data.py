@@ -1,8 +1,10 @@
 """Data of a Loader: files, matrices of tables, types converted on the host, and what to write in place of the rest."""
 
+import os
 import pathlib
 import pickle
 import re
+import resource
 import subprocess
 import sys
 
@@ -94,11 +96,40 @@ class TestFiles:
         assert equal(both["x"], np.concatenate([X + i for i in range(12)]))
         assert equal(both["y"], np.concatenate([Y + i for i in range(12)]))
         assert penstock.Loader("shard-*.npz", 3, device="host").dataset[ROWS]["y"] == Y[0] + 1
+        np.savez("shard-04.npz", y=Y + 4, x=X + 4)
+        assert equal(all_of("shard-*.npz", device)["x"], both["x"])
+        pathlib.Path("deep/er").mkdir(parents=True)
+        np.save("deep/er/shard-99.npy", X)
+        assert equal(all_of("**/shard-*9.npy", device), np.concatenate([X, X + 9]))
+
+    def test_files_that_a_pattern_does_not_take(self):
         assert "No file matches none-*.npy" in refusal("none-*.npy")
-        np.savez("shard-03.npz", x=X)
-        assert re.search(r"shard-00\.npz and shard-03\.npz have other arrays", refusal("shard-*.npz"))
-        np.save("shard-03.npy", X.astype(np.int64))
-        assert "their samples have one type and shape" in refusal("shard-*.npy")
+        for i in range(3):
+            np.save(f"shard-{i}.npy", X)
+            np.savez(f"shard-{i}.npz", x=X, y=Y)
+        np.savez("shard-2.npz", x=X)
+        assert re.search(r"shard-0\.npz has .*'y'.*, and shard-2\.npz has .*: files of one", refusal("shard-*.npz"))
+        np.save("shard-2.npy", X.astype(np.int64))
+        assert re.search(r"shard-0\.npy has .*uint8.*, and shard-2\.npy has .*int64", refusal("shard-*.npy"))
+        pathlib.Path("shard-1.npy").unlink()
+        pathlib.Path("shard-1.npy").symlink_to("nowhere")
+        assert "There is no file or directory 'shard-1.npy'" in refusal("shard-*.npy")
+
+    def test_a_name_that_is_no_text(self, device):
+        pathlib.Path("x.npy").rename(b"\xff.npy".decode("utf-8", "surrogateescape"))
+        assert equal(all_of("[!y].npy", device), X)
+
+    def test_more_files_than_a_process_may_open(self, monkeypatch):
+        monkeypatch.setattr("penstock._loader.columns.LARGE", 0)
+        for i in range(20):
+            np.save(f"shard-{i}.npy", X)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 10, hard))
+        try:
+            with pytest.raises(penstock.Error, match=r"shard-.*Too many open files.*ulimit -n"):
+                penstock.Loader("shard-*.npy", device="host")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def test_a_path_is_an_array_and_several_arrays_are_a_dict(self, device):
         assert equal(all_of("x.npy", device), X)

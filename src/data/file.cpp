@@ -18,7 +18,12 @@ namespace penstock {
 
 namespace {
 
-std::string system_message(int error) { return std::generic_category().message(error); }
+std::string system_message(int error) {
+  std::string message = std::generic_category().message(error);
+  if (error == EMFILE)
+    message += ". A mapped file stays open: raise the limit (ulimit -n), or join the files";
+  return message;
+}
 
 }  // namespace
 

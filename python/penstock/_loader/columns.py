@@ -109,17 +109,29 @@ def _shards(path: str) -> list[Any]:
     """The arrays of a file, or those of the files that a pattern matches, one behind the other by the files' names."""
     if os.path.exists(path) or not any(character in path for character in "*?["):
         return _core.open_files(path)
-    files = sorted(glob.glob(path))
+    files = sorted(glob.glob(path, recursive=True))
     if not files:
         raise InvalidArgument(f"No file matches {path}.")
-    mapped = sum(map(os.path.getsize, files)) > LARGE
-    shards = [_core.open_files(file, mapped) for file in files]
+    mapped = sum(map(os.path.getsize, filter(os.path.exists, files))) > LARGE
+    shards = [_by_name(_core.open_files(file, mapped)) for file in files]
     first = shards[0]
     for file, arrays in zip(files, shards, strict=True):
-        alone = len(arrays) == len(first) == 1  # a .npy file names its array after itself
-        if not alone and [array.name for array in arrays] != [array.name for array in first]:
-            raise InvalidArgument(f"{files[0]} and {file} have other arrays: files of one pattern have the same.")
-    return [_core.chunks_field(array.name, [arrays[i] for arrays in shards], b"") for i, array in enumerate(first)]
+        if _samples_of(arrays) != _samples_of(first):
+            raise InvalidArgument(
+                f"{files[0]} has {_samples_of(first)}, and {file} has {_samples_of(arrays)}: files of one pattern have "
+                "the same arrays, and their samples have one type and shape."
+            )
+    return [_core.chunks_field(name, [arrays[name] for arrays in shards], b"") for name in first]
+
+
+def _by_name(arrays: list[Any]) -> dict[str, Any]:
+    """One alone is "data": a .npy file names its array after itself."""
+    return {"data": arrays[0]} if len(arrays) == 1 else {array.name: array for array in arrays}
+
+
+def _samples_of(arrays: dict[str, Any]) -> dict[str, str]:
+    """Type and shape of the samples of each array."""
+    return {name: f"{array.dtype} {array.shape[1:]}" for name, array in arrays.items()}
 
 
 def _file(path: str | os.PathLike, name: str) -> Any:
