@@ -62,6 +62,20 @@ class TestPandas:
         with pytest.raises(penstock.InvalidArgument, match=r"'bad' holds category.*cat\.codes"):
             penstock.Loader(frame, device="host")
 
+    def test_columns_of_arrow_in_a_frame(self, device):
+        pa = pytest.importorskip("pyarrow")
+        rows = np.arange(10).reshape(5, 2)
+        lists = self.pd.Series(rows.tolist(), dtype=self.pd.ArrowDtype(pa.list_(pa.int64())))
+        expect(batches(self.pd.DataFrame({"rows": lists, "id": IDS}), device), rows=rows, id=IDS)
+
+    def test_intervals_and_times_are_refused_by_name(self):
+        frame = self.pd.DataFrame({"bad": self.pd.IntervalIndex.from_breaks([0, 1, 2])})
+        with pytest.raises(penstock.InvalidArgument, match=r"'bad' holds interval.*cat\.codes"):
+            penstock.Loader(frame, device="host")
+        frame = self.pd.DataFrame({"bad": self.pd.date_range("2020", periods=2, tz="UTC")})
+        with pytest.raises(penstock.InvalidArgument, match=r"'bad' holds datetime64.*Times become numbers"):
+            penstock.Loader(frame, device="host")
+
     def test_two_columns_of_one_name(self):
         frame = self.pd.DataFrame([[1, 2]], columns=["a", "a"])
         with pytest.raises(penstock.InvalidArgument, match="same name"):
@@ -88,6 +102,10 @@ class TestPolars:
             penstock.Loader(self.pl.DataFrame({"a": [1, None, 3]}), device="host")
         with pytest.raises(penstock.InvalidArgument, match="'b'"):
             penstock.Loader(self.pl.DataFrame({"b": ["x"]}), device="host")
+
+    def test_integers_of_128_bits_are_refused_by_name(self):
+        with pytest.raises(penstock.InvalidArgument, match=r"'a' holds Int128.*cast\(polars\.Int64\)"):
+            penstock.Loader(self.pl.DataFrame({"a": self.pl.Series([1], dtype=self.pl.Int128)}), device="host")
 
     def test_nulls_within_rows_are_refused_too(self):
         pytest.importorskip("pyarrow")
@@ -186,11 +204,14 @@ class TestArrow:
             ([[1, 2], [None, 3]], "Column 'c' has 1 nulls"),
             ([[1, 2], None], "Column 'c' has 1 nulls"),
             ([[1, 2], [3]], "lists of 1 to 2 values"),
+            (lambda pa: pa.chunked_array([[[[1, 2]]], [[[1, 2, 3]]]]), "lists of 2 to 3 values"),
+            (lambda pa: pa.array([7, 8]).dictionary_encode(), r"Write x\.cast\('int64'\)"),
             (["a", "b"], "'c' holds string"),
             ([{"x": 1}], "'c' holds struct"),
         ],
     )
     def test_what_does_not_fit_is_refused_by_name(self, column, message):
+        column = column(self.pa) if callable(column) else column
         with pytest.raises(penstock.InvalidArgument, match=message):
             penstock.Loader(self.pa.table({"c": column}), device="host")
 

@@ -448,6 +448,8 @@ def _is_column(value: Any) -> bool:
 def _column(value: Any, name: Any) -> Any:
     numpy_for(f"Column '{name}'")
     if is_a("pandas", "Series", value):
+        if is_a("pandas", "ArrowDtype", value.dtype) and value.dtype.pyarrow_dtype.num_fields:
+            return _arrow(value.array.__arrow_array__(), name)
         return _numbers(_pandas(value, name), name)
     if is_a("polars", "Series", value):
         if value.null_count():
@@ -472,10 +474,12 @@ def _pandas(series: Any, name: Any) -> Any:
 
     if isinstance(series.dtype, numpy.dtype):
         return series.to_numpy()
-    dtype = getattr(series.dtype, "numpy_dtype", getattr(series.dtype, "subtype", series.dtype))
-    if getattr(dtype, "kind", "O") not in "biuf":
+    sparse = is_a("pandas", "SparseDtype", series.dtype)
+    dtype = series.dtype.subtype if sparse else getattr(series.dtype, "numpy_dtype", series.dtype)
+    kind = getattr(dtype, "kind", "O")
+    if kind not in "biuf":
         codes = ".cat.codes" if hasattr(series, "cat") else '.astype("category").cat.codes'
-        raise _no_numbers("Column", name, series.dtype, f"{_DECODE}x{codes}.")
+        raise _no_numbers("Column", name, series.dtype, _NUMBERS_OF["M"] if kind == "M" else f"{_DECODE}x{codes}.")
     if series.isna().any():
         raise _nulls(name, int(series.isna().sum()), f"frame['{name}'].fillna(...)")
     return series.to_numpy(dtype=dtype)
@@ -483,12 +487,15 @@ def _pandas(series: Any, name: Any) -> Any:
 
 def _polars(series: Any, name: Any) -> Any:
     kind = series.dtype
-    if (kind.is_numeric() and not kind.is_decimal()) or kind == sys.modules["polars"].Boolean:
+    is_wide = kind.is_decimal() or str(kind).endswith("Int128")
+    if (kind.is_numeric() and not is_wide) or kind == sys.modules["polars"].Boolean:
         return series.to_numpy()
     if kind.is_temporal():
         advice = "Times become numbers: x.to_physical()."
     elif kind.is_decimal():
         advice = "Write x.cast(polars.Float64)."
+    elif kind.is_integer():
+        advice = "Write x.cast(polars.Int64)."
     else:
         advice = _DECODE + "x.cast(polars.Categorical).to_physical()."
     raise _no_numbers("Column", name, kind, advice)
@@ -507,7 +514,8 @@ def _arrow(column: Any, name: Any, rows: Any = None) -> Any:
     arrays = [_numbers(_values(chunk, name, column), name) for chunk in chunks]
     lengths = {array.shape[1:] for array in arrays}
     if len(lengths) > 1:
-        raise _lengths_differ(name, min(lengths)[0], max(lengths)[0])
+        axes = zip(min(lengths), max(lengths), strict=True)
+        raise _lengths_differ(name, *next(axis for axis in axes if axis[0] != axis[1]))
     return column_of(arrays, rows)
 
 
@@ -542,7 +550,9 @@ def _numbers_of_arrow(kind: Any, column: str) -> str:
     """What to write in place of a column of this type."""
     types = sys.modules["pyarrow"].types
     if types.is_dictionary(kind):
-        return f"Its numbers are {column}.indices."
+        values = kind.value_type
+        is_number = types.is_integer(values) or types.is_floating(values)
+        return f"Write x.cast('{values}')." if is_number else f"Its numbers are {column}.indices."
     if types.is_temporal(kind):
         return f"Times become numbers: x.cast('{'int32' if kind.bit_width == 32 else 'int64'}')."
     if types.is_decimal(kind):
@@ -552,6 +562,8 @@ def _numbers_of_arrow(kind: Any, column: str) -> str:
             "Encoded images, which datasets stores so, are a field by themselves: penstock.Pictures(x). Other structs "
             "become columns: table.flatten()."
         )
+    if types.is_nested(kind) or types.is_run_end_encoded(kind):
+        return ""
     return f"{_DECODE}{column}.dictionary_encode().indices."
 
 
