@@ -326,11 +326,13 @@ class TestFaults:
         bad.write_bytes(encoded[9])
         assert expect(loader, encoded, 1) == COUNT
 
-    @pytest.mark.parametrize("augment", [None, "imagenet"])
-    def test_cached_pictures_are_decoded_once(self, paths, encoded, augment):
-        loader = penstock.Loader(penstock.Pictures(paths, SIZE, augment, cache_bytes=1 << 30), 4, device="host")
+    @pytest.mark.usefixtures("each_augment")
+    @pytest.mark.parametrize("options", [{}, {"size": SIZE, "augment": None}])
+    def test_cached_pictures_are_decoded_once(self, paths, encoded, options):
+        pictures = penstock.Pictures(paths, **{**AUGMENT, **options, "cache_bytes": 1 << 30})
+        loader = penstock.Loader(pictures, 4, device="host")
         for epoch in range(3):
-            assert same(images(loader), drawn(encoded, epoch=epoch, augment=augment))
+            assert same(images(loader), drawn(encoded, epoch=epoch, **options))
             for path in paths:
                 path.unlink(missing_ok=True)
 
