@@ -46,7 +46,7 @@ class FeedStatistics(_Figures):
         return self._timeline()
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures by name, without the timeline: plain numbers and strings."""
+        """All figures by name, without the timeline: plain numbers, strings, and a list of strings."""
         return {"device": self.device, **self._figures().as_dict()}
 
     def __str__(self) -> str:
