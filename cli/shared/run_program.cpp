@@ -140,6 +140,13 @@ fs::path find_own_library(const std::string& name) {
   throw Error(fmt::format("{} is missing beside the command; install penstock again", name));
 }
 
+std::vector<std::string> own_command(const std::string& python) {
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (program.filename() == "penstock") return {program.string()};
+  return {python, "-c", "from penstock._command import main; raise SystemExit(main())"};
+}
+
 pid_t start_program(std::vector<std::string> words, ProgramStart start, const StartHints& hints) {
   posix_spawn_file_actions_t actions{};
   posix_spawnattr_t attributes{};

@@ -28,6 +28,10 @@ struct StartHints {
 /// `cmake --install` puts it. Throws Error if it is missing.
 [[nodiscard]] std::filesystem::path find_own_library(const std::string& name);
 
+/// The words that run this command, before those of a user. `python`: the one that the command was started
+/// in, if it was.
+[[nodiscard]] std::vector<std::string> own_command(const std::string& python);
+
 /// Starts the program `words[0]`, which is looked for in the PATH unless it has a slash, with signals as a
 /// shell gives them. Throws Error, which says why it cannot be started, and what to do.
 [[nodiscard]] pid_t start_program(std::vector<std::string> words, ProgramStart start,

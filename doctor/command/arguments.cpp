@@ -49,16 +49,19 @@ void add_run(CLI::App& doctor, DoctorOptions& options) {
                     "Record a program faster, without the lines of its calls");
   command->add_flag("--no-contents", options.no_contents,
                     "Record a program faster, without looking for the same data sent again");
-  command
-      ->add_option("--verify", options.verify,
-                   "Line of a shell that runs the changed program: compare what it gains with what was "
-                   "predicted")
-      ->type_name("LINE")
-      ->check(not_empty());
+  const CLI::Option* verify =
+      command
+          ->add_option("--verify", options.verify,
+                       "Line of a shell that runs the changed program: compare what it gains with what was "
+                       "predicted. Without LINE, it is the program as it is, under penstock run")
+          ->type_name("[LINE]")
+          ->expected(0, 1)
+          ->default_str(std::string(kUnderRun));
   add_report(*command, options);
-  command->callback([&options] {
+  command->callback([&options, verify] {
     if (options.command.empty()) throw CLI::RequiredError("a program behind --");
-    if (options.verify.empty()) return;
+    if (verify->count() == 0) return;
+    if (options.verify.empty()) throw CLI::ValidationError("--verify", "it is empty");
     if (!options.budget.empty()) throw CLI::ExcludesError("--verify", "--budget");
     if (!options.record.empty()) throw CLI::ExcludesError("--verify", "--record");
   });
@@ -69,7 +72,9 @@ void add_run(CLI::App& doctor, DoctorOptions& options) {
       "  penstock doctor run --record recorded -- python train.py\n"
       "      penstock doctor read recorded   gives the report again\n"
       "  penstock doctor run --verify 'python fixed.py' -- python train.py\n"
-      "      what did the change gain?");
+      "      what did the change gain?\n"
+      "  penstock doctor run --verify -- python train.py\n"
+      "      what does penstock run gain, without a change?");
 }
 
 void add_read(CLI::App& doctor, DoctorOptions& options) {

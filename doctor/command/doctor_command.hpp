@@ -19,7 +19,7 @@ struct DoctorOptions {
   /// Of PyTorch's profiler, several if they are of ranks; or a folder of recordings. In place of a loader.
   std::vector<std::string> traces;
   std::vector<std::string> command;  ///< a program and its arguments, in place of a trace
-  std::string verify;                ///< line of a shell that runs the changed program, empty for none
+  std::string verify;                ///< shell line of the changed program, kUnderRun, or empty for none
   std::string record;                ///< folder to keep the command's recordings in, empty for none
   std::string recorder;              ///< library to record with, empty: the one that lies beside the command
   bool no_lines = false;             ///< record no places of calls
@@ -31,6 +31,8 @@ struct DoctorOptions {
   std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
   std::optional<std::uint64_t> process;  ///< to draw; nullopt: the first one that used a GPU
 };
+/// In place of a line: the program as it is, under `penstock run`.
+inline constexpr std::string_view kUnderRun = "penstock run";
 /// Examines a trace or a program; or runs python3, and throws Error if that ends without a verdict.
 int run_doctor(const DoctorOptions& options, const Environment& environment);
 /// Returns kBudgetBroken if a budget is given and the trace, or a process of the recording, does not keep to

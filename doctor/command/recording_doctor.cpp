@@ -1,4 +1,5 @@
 #include "cli/shared/output.hpp"
+#include "cli/shared/run_program.hpp"
 #include "doctor/command/code_reader.hpp"
 #include "doctor/command/doctor_command.hpp"
 #include "doctor/command/recorded_program.hpp"
@@ -159,11 +160,25 @@ std::string reason(const std::exception& error) {
   return lacks_memory ? "There is not enough host memory for this." : one_line(error.what());
 }
 
-Run run_changed(const Recorder& recorder, const Examiner& examiner, const std::string& line) {
+/// What --verify runs.
+struct Changed {
+  std::string name;
+  std::vector<std::string> words;
+};
+
+Changed changed_program(const DoctorOptions& options, const Environment& environment) {
+  if (options.verify != kUnderRun) return {options.verify, {"/bin/sh", "-c", options.verify}};
+  std::vector<std::string> words = own_command(environment.python);
+  words.insert(words.end(), {"run", "--"});
+  words.insert(words.end(), options.command.begin(), options.command.end());
+  return {fmt::format("{} -- {}", kUnderRun, fmt::join(options.command, " ")), std::move(words)};
+}
+
+Run run_changed(const Recorder& recorder, const Examiner& examiner, const Changed& changed) {
   RecordingFolder folder("");
-  Run run{line, recorder.run({"/bin/sh", "-c", line}, folder), {}};
+  Run run{changed.name, recorder.run(changed.words, folder), {}};
   try {
-    run.examined = examine_program(examiner, folder.path(), line);
+    run.examined = examine_program(examiner, folder.path(), changed.name);
   } catch (const std::exception& error) {
     folder.keep();
     throw Error(fmt::format("{} Its recordings stay in {}.", reason(error), folder.path().string()));
@@ -171,9 +186,9 @@ Run run_changed(const Recorder& recorder, const Examiner& examiner, const std::s
   return run;
 }
 
-Verification verify(const Recorder& recorder, const Examiner& examiner, const std::string& line,
+Verification verify(const Recorder& recorder, const Examiner& examiner, const Changed& program,
                     const Run& first) {
-  Verification verification{line, std::nullopt, {}, ""};
+  Verification verification{program.name, std::nullopt, {}, ""};
   if (*first.exit_status != 0 || first.examined.reports.empty()) {
     verification.remark =
         *first.exit_status != 0
@@ -182,9 +197,9 @@ Verification verify(const Recorder& recorder, const Examiner& examiner, const st
             : "It was not run: the first program did no work on a GPU.";
     return verification;
   }
-  say(fmt::format("\npenstock: now {}\n", line));
+  say(fmt::format("\npenstock: now {}\n", program.name));
   try {
-    verification.changed = run_changed(recorder, examiner, line);
+    verification.changed = run_changed(recorder, examiner, program);
   } catch (const std::exception& error) {
     verification.remark = fmt::format("Nothing is compared. {}", reason(error));
     verification.failed = true;
@@ -317,14 +332,15 @@ int report_folder(Examiner& examiner, const DoctorOptions& options) {
 }
 
 /// Once the program has run, an error costs neither its exit status nor what was recorded.
-int report_program(Examiner& examiner, const DoctorOptions& options) {
+int report_program(Examiner& examiner, const DoctorOptions& options, const Environment& environment) {
   const Recorder recorder(options, examiner.has_standard_output());
   RecordingFolder folder(options.record);
   Run run{fmt::format("{}", fmt::join(options.command, " ")), recorder.run(options.command, folder), {}};
   try {
     run.examined = examine_program(examiner, folder.path(), run.name);
     std::optional<Verification> verification;
-    if (!options.verify.empty()) verification = verify(recorder, examiner, options.verify, run);
+    if (!options.verify.empty())
+      verification = verify(recorder, examiner, changed_program(options, environment), run);
     write_report(examiner, run, verification, !options.budget.empty());
     return exit_status_of(run, verification, !options.budget.empty());
   } catch (const std::exception& error) {
@@ -340,7 +356,8 @@ int report_program(Examiner& examiner, const DoctorOptions& options) {
 
 int run_recording_doctor(const DoctorOptions& options, const Environment& environment) {
   Examiner examiner(options, environment);
-  return options.command.empty() ? report_folder(examiner, options) : report_program(examiner, options);
+  return options.command.empty() ? report_folder(examiner, options)
+                                 : report_program(examiner, options, environment);
 }
 
 }  // namespace penstock::cli

@@ -128,7 +128,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
       EXPECT_EQ(result.status, 0) << line << "\n" << result.errors;
     }
   }
-  EXPECT_EQ(examples, 34u);
+  EXPECT_EQ(examples, 36u);
 }
 
 }  // namespace

@@ -58,6 +58,18 @@ TEST_F(Verify, SetsTheGainBesideThePrediction) {
   EXPECT_GT(comparison.at("gained_seconds"), 0);
 }
 
+TEST_F(Verify, WithoutALineRunsTheProgramUnderPenstockRun) {
+  const CommandResult result =
+      run({"init", "steps=20", "say=it"}, {"--json", path("report.json"), "--verify"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_EQ(result.output, "it\nit\n");
+  const std::string name = "penstock run -- " PENSTOCK_RECORDER_PROGRAM " init steps=20 say=it\n";
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("penstock: now " + name), HasSubstr("\npenstock run: "),
+                                   HasSubstr("verified with " + name + "GPU 0: a step takes ")));
+  EXPECT_THAT(read("report.json"), HasSubstr("Without a change: penstock run -- ./program"));
+  EXPECT_THAT(verified().at("comparisons"), SizeIs(1));
+}
+
 TEST_F(Verify, IsOnThePage) {
   const CommandResult result =
       run({"init", "steps=20"}, {"--html", path("page.html"), "--verify", "$PROGRAM init pinned=30"});
