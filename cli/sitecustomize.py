@@ -17,8 +17,8 @@ def _follow(module):
             from penstock._feed.ahead import follow
 
             follow(module, _HERE)
-        except ImportError as error:
-            sys.stderr.write("penstock run: --feed does nothing, since Python cannot import penstock: %s\n" % error)
+        except Exception as error:
+            sys.stderr.write("penstock run: --feed does nothing with this Python's PyTorch and penstock: %s\n" % error)
         loader.__init__(self, *arguments, **options)
 
     __init__.__wrapped__ = plain  # for its signature

@@ -48,7 +48,13 @@ def test_programs_get_what_they_would_get(tmp_path):
                 for x, y in super().__iter__():
                     yield Pair(x, {"y": [y, "text"]})
 
+        class Generates(DataLoader):
+            def _get_iterator(self):
+                yield from super()._get_iterator()
+
         def subclass():
+            for x, y in Generates(Numbers(), 2, num_workers=1):
+                say(x.to(device), y.to(device))
             loader = Mine(Numbers(), 2, num_workers=1)
             say(len(loader), loader.mine, loader.batch_size, type(loader).__name__)
             for x, nest in loader:

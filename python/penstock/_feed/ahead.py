@@ -24,6 +24,7 @@ from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from .wrapper import feed
 
@@ -206,9 +207,7 @@ class _Epoch:
                 raise
             batch, there = self._source.latest, []
             account.why = f"a batch could not be sent: {error}"
-        if not account.why and _stream_of(account.device) != self._stream:
-            account.why = "its loop changes the stream"
-        batch.stream = self._stream
+        batch.stream = self._stream if _stream_of(account.device) == self._stream else None
         return batch, {} if account.why else dict(zip(batch.sends, there, strict=True))
 
     def __del__(self) -> None:
@@ -236,6 +235,8 @@ def follow(module: Any, folder: str) -> None:
     @functools.wraps(begin)
     def __iter__(self: Any) -> Any:
         inner = begin(self)
+        if not isinstance(inner, iterator):
+            return inner
         vars(inner).pop("_penstock_epoch", None)
         if sys._getframe(1).f_globals.get("__name__", "").startswith("penstock."):
             return inner
@@ -306,7 +307,7 @@ def _gives_copies(plain: Any, target_of: Callable[..., Any]) -> Any:
 
     @functools.wraps(plain)
     def copy(self: Any, *arguments: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling() or not _handed:  # a graph has PyTorch's own
+        if is_compiling() or not _handed:  # a graph has PyTorch's own
             return plain(self, *arguments, **options)
         there, handed = None, _handed.get(id(self))
         if handed is not None and handed.alive() is self:
@@ -323,9 +324,10 @@ def _exposes_memory(plain: Any) -> Any:
 
     @functools.wraps(plain)
     def give(self: Any, *arguments: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling() and _handed:
-            memory = self.untyped_storage().data_ptr()
-            _forget(lambda handed: handed.memory == memory)
+        if not is_compiling() and _handed:
+            with contextlib.suppress(Exception):  # it has no memory of its own
+                memory = self.untyped_storage().data_ptr()
+                _forget(lambda handed: handed.memory == memory)
         return plain(self, *arguments, **options)
 
     return give
