@@ -173,3 +173,26 @@ def test_loaders_that_are_left_alone(tmp_path):
         "too few of its batches were seen",
         *([] if HAS_GPU else ["they went to several devices"]),
     ]
+
+
+def test_a_batch_that_cannot_be_sent(tmp_path):
+    assert side_by_side(
+        tmp_path,
+        """
+        if os.environ["FED"]:
+            from penstock._feed.iterator import FeedIterator
+            send, sent = FeedIterator._send, []
+
+            def fails_once(self, batch, slot):
+                sent.append(batch)
+                if len(sent) == 4:
+                    raise MemoryError("no room")
+                return send(self, batch, slot)
+
+            FeedIterator._send = fails_once
+        loader = DataLoader(Numbers(), 2, num_workers=1)
+        for epoch in range(2):
+            for x, y in loader:
+                say(x.to(device), y.to(device))
+        """,
+    ) == ["a batch could not be sent: no room"]
