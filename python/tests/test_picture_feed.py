@@ -112,6 +112,16 @@ class TestTheLoadersBatches:
         with pytest.raises(penstock.InvalidArgument, match="images of Pillow"):
             iter(feed)
 
+    def test_samples_that_changed_in_place_are_seen_by_the_next_epoch(self, root):
+        loader = loader_of(root, PLAIN)
+        feed = fed(loader)
+        before = kept(feed)
+        loader.dataset.samples.reverse()
+        (x, y), (changed_x, changed_y) = (
+            map(torch.cat, zip(*batches, strict=True)) for batches in (before, kept(feed))
+        )
+        assert torch.equal(changed_x, x.flip(0)) and torch.equal(changed_y, y.flip(0))
+
     @pytest.mark.parametrize("kind", ["penstock", "random", "random, seeded", "in order"])
     def test_an_epoch_is_resumed_with_its_pictures(self, root, kind):
         def make():

@@ -27,13 +27,6 @@ class PictureRows(NamedTuple):
     options: list[Any]
     targets: Any
 
-    def serve(self, folder: Folder) -> bool:
-        return (
-            self.folder.samples is folder.samples
-            and self.folder.recipe == folder.recipe
-            and len(self.targets) == len(folder.samples)
-        )
-
 
 def folder_of(dataset: Any) -> Folder | str:
     """The folder, or why its pictures cannot be decoded here."""
@@ -67,7 +60,7 @@ def picture_rows(dataset: Any, known: dict[str, PictureRows]) -> PictureRows | s
     folder = folder_of(dataset)
     if isinstance(folder, str):
         return folder
-    if "rows" not in known or not known["rows"].serve(folder):
+    if "rows" not in known or known["rows"].folder != folder:
         try:
             known["rows"] = _rows_of(folder)
         except InvalidArgument as error:
@@ -90,7 +83,8 @@ def _rows_of(folder: Folder) -> PictureRows:
         axis = channel_axis("image", tuple(field.shape[1:]), max(scale, shift, key=len))
         options.append(("image", recipe.to, scale, shift, axis))
     torch = sys.modules["torch"]
-    return PictureRows(folder, field, options, torch.tensor([target for _, target in folder.samples]))
+    kept = folder._replace(samples=list(folder.samples))  # the dataset's own list may change
+    return PictureRows(kept, field, options, torch.tensor([target for _, target in folder.samples]))
 
 
 def not_decoded(why: str) -> InvalidArgument:
