@@ -156,8 +156,17 @@ class TestSources:
         chunks = pyarrow.chunked_array([[b"no", *encoded[:3]], [], encoded[3:]], pyarrow.binary())
         for column in (chunks.slice(1), chunks.cast(pyarrow.large_binary()).slice(1), pyarrow.array(encoded)):
             assert same(images(loader_of_pictures(column)), drawn(encoded))
-        with pytest.raises(penstock.InvalidArgument, match="1 of 2 pictures are null"):
-            penstock.Pictures(pyarrow.array([encoded[0], None]))
+        structs = [{"bytes": each, "path": None} for each in encoded]
+        kept = pyarrow.StructArray.from_arrays(
+            pyarrow.array(structs).flatten(), ["bytes", "path"], mask=pyarrow.array([i == 1 for i in range(COUNT)])
+        )
+        named = pyarrow.array([{"bytes": None, "path": "a.jpg"}, None])
+        for column in (pyarrow.array([*encoded, None]), pyarrow.array([*structs, None]), kept, named):
+            with pytest.raises(penstock.InvalidArgument, match=f"1 of {len(column)} pictures are null"):
+                penstock.Pictures(column)
+        for column in (["a.jpg"], [1], [{"a": 1}], [[1]]):
+            with pytest.raises(penstock.InvalidArgument, match=r"This column holds .*encoded images.*as a list"):
+                penstock.Pictures(pyarrow.array(column))
 
     @pytest.mark.parametrize("embedded", [True, False])
     def test_an_image_column_of_hugging_face(self, encoded, folder, embedded):
@@ -171,6 +180,10 @@ class TestSources:
         batches = list(loader)
         assert np.concatenate([np.asarray(y) for _, y in batches]).tolist() == order
         assert same(images(batches), drawn(encoded if embedded else paths, order, augment=None))
+        one_less = datasets.Dataset.from_dict(
+            {"image": [*rows[:3], None]}, datasets.Features({"image": datasets.Image()})
+        )
+        assert len(penstock.Pictures(one_less.shuffle(seed=1).filter(lambda row: row["image"])["image"])) == 3
         with pytest.raises(penstock.InvalidArgument, match=r"penstock.Pictures\(x\)"):
             penstock.Loader(dataset)
 
@@ -191,6 +204,7 @@ class TestSources:
             ([], "empty source"),
             ([1, 2], "has paths, or encoded images"),
             (3, "a folder, paths, or encoded images, not int"),
+            ({"image": b""}, "a folder, paths, or encoded images, not dict"),
             ("/nonexistent", "cannot be read as a folder"),
         ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .. import _core
@@ -168,7 +168,7 @@ def encoded(source: Any) -> _core.EncodedPictures:
         return _of_column(data.data.column(source.column_name), rows)
     if is_a("pyarrow", "Array", source) or is_a("pyarrow", "ChunkedArray", source):
         return _of_column(source, None)
-    if not isinstance(source, Iterable):
+    if not isinstance(source, Iterable) or isinstance(source, Mapping):
         raise InvalidArgument(f"Pictures are a folder, paths, or encoded images, not {type(source).__name__}.")
     items = list(source)
     if items and all(isinstance(item, bytes) for item in items):
@@ -194,15 +194,19 @@ def _of_column(column: Any, rows: Any) -> _core.EncodedPictures:
 
     chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
     chunks = [chunk.storage if isinstance(chunk, pyarrow.ExtensionArray) else chunk for chunk in chunks]
+    of_paths = False
     if chunks and pyarrow.types.is_struct(chunks[0].type):
-        if sum(chunk.field("bytes").null_count for chunk in chunks) == len(column) > 0:
-            paths = [path for chunk in chunks for path in chunk.field("path").to_pylist()]
-            return encoded(paths if rows is None else [paths[row] for row in rows])
-        chunks = [chunk.field("bytes") for chunk in chunks]
-    chunks = [chunk.cast(pyarrow.large_binary()) for chunk in chunks]
-    nulls = sum(chunk.null_count for chunk in chunks)
-    if nulls:
-        raise InvalidArgument(f"{nulls} of {len(column)} pictures are null: drop their rows.")
+        images, paths = ([_part(chunk, name) for chunk in chunks] for name in ("bytes", "path"))
+        of_paths = all(chunk.null_count == len(chunk) for chunk in images)
+        chunks = paths if of_paths else images
+    valid = [chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks]
+    fed = numpy.concatenate([numpy.empty(0, bool), *valid])[slice(None) if rows is None else rows]
+    if not fed.all():
+        raise InvalidArgument(f"{len(fed) - fed.sum()} of {len(fed)} pictures are null: drop their rows.")
+    if of_paths:
+        paths = [path for chunk in chunks for path in chunk.to_pylist()]
+        return encoded(paths if rows is None else [paths[row] for row in rows])
+    chunks = [_as_binary(chunk) for chunk in chunks]
     begins, sizes = [numpy.empty(0, numpy.uint64)], [numpy.empty(0, numpy.uint64)]
     for chunk in filter(len, chunks):
         _, ends, values = chunk.buffers()
@@ -213,3 +217,30 @@ def _of_column(column: Any, rows: Any) -> _core.EncodedPictures:
     if rows is not None:
         begin, size = begin[rows], size[rows]
     return _core.EncodedPictures.at_addresses(begin.tolist(), size.tolist(), chunks)
+
+
+def _part(structs: Any, name: str) -> Any:
+    """A field of structs; null where its struct is, unlike `structs.field`."""
+    import pyarrow.compute
+
+    if structs.type.get_field_index(name) < 0:
+        raise _no_pictures(structs.type)
+    return pyarrow.compute.struct_field(structs, name)
+
+
+def _as_binary(chunk: Any) -> Any:
+    """The values with offsets of 64 bits. Raises InvalidArgument if they are no encoded images."""
+    import pyarrow
+
+    types, kind = pyarrow.types, chunk.type
+    values = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_binary(values) or types.is_large_binary(values) or types.is_binary_view(values)):
+        raise _no_pictures(kind)
+    return chunk.cast(pyarrow.large_binary())
+
+
+def _no_pictures(kind: Any) -> InvalidArgument:
+    return InvalidArgument(
+        f"This column holds {kind}, and a column of pictures holds encoded images, or structs of bytes and path. Pass "
+        "paths as a list."
+    )
