@@ -231,6 +231,14 @@ class TestHuggingFace:
         for dataset in (plain, plain.shuffle(seed=3), plain.select([4, 0, 2]), plain.shuffle(seed=1).select([3, 1])):
             expect(batches(dataset, device), id=dataset["id"][:], tokens=np.array(dataset["tokens"][:]))
 
+    def test_rows_that_a_filter_leaves_out_need_not_fit(self, device):
+        dataset = self.datasets.Dataset.from_dict({"n": [1, None, 3], "tokens": [[1, 2], [3], [4, 5]]})
+        expect(
+            batches(dataset.filter(lambda row: row["n"]), device), n=np.array([1, 3]), tokens=np.array([[1, 2], [4, 5]])
+        )
+        with pytest.raises(penstock.InvalidArgument, match="Column 'n' has 1 nulls"):
+            penstock.Loader(dataset.select([2, 1]), device="host")
+
     def test_the_formats_columns_alone(self, device):
         dataset = self.dataset()
         with pytest.raises(penstock.InvalidArgument, match="'text'"):

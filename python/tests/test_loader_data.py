@@ -65,6 +65,8 @@ class TestWindows:
         windows = np.lib.stride_tricks.sliding_window_view(np.zeros(1 << 24, np.uint16), 1 << 16)  # 2 TiB
         batch = next(iter(penstock.Loader({"x": windows, "y": windows}, 2, shuffle=True, device="host")))
         assert batch["x"].shape == batch["y"].shape == (2, 1 << 16)
+        doubles = np.lib.stride_tricks.sliding_window_view(np.zeros(1 << 22), 1 << 20)  # 12 TiB in float32
+        assert "convert the series" in refusal(doubles, to="float32")
 
     def test_windows_of_rows(self, device):
         series = np.arange(60, dtype=np.float32).reshape(20, 3)

@@ -339,6 +339,11 @@ def cast(array: Any, dtype: Any, name: Any) -> Any:
             return array.astype(dtype, order="C")
     except FloatingPointError:
         raise InvalidArgument(f"'{name}' holds values that are too large for {dtype}. Scale them before.") from None
+    except MemoryError as error:
+        raise InvalidArgument(
+            f"'{name}' in {dtype} does not fit into memory: {error}. If these are windows of a series, convert the "
+            "series, and make the windows of that."
+        ) from None
 
 
 def _refuse_rounding(array: Any, dtype: Any, name: Any) -> None:
@@ -433,7 +438,20 @@ def _hugging_face(data: Any) -> Mapping[Any, Any]:
         raise InvalidArgument("This dataset's format asks for another dtype: reset_format(), and pass `to=` instead.")
     rows = None if data._indices is None else data._indices.column(0).to_numpy()
     names = data.format["columns"] or data.column_names
-    return {name: _arrow(data.data.column(name), name, rows) for name in names}
+    return {name: _in_order(data.data.column(name), name, rows) for name in names}
+
+
+def _in_order(column: Any, name: Any, rows: Any) -> Any:
+    """Copies the rows if others, which `filter` left out, are nulls or lists of other lengths."""
+    import pyarrow
+
+    types, kind = pyarrow.types, column.type
+    try:
+        return _arrow(column, name, rows)
+    except InvalidArgument:
+        if rows is None or not (types.is_primitive(kind) or types.is_list(kind) or types.is_large_list(kind)):
+            raise
+    return _arrow(column.take(rows), name)
 
 
 def _is_column(value: Any) -> bool:
