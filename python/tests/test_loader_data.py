@@ -245,6 +245,11 @@ class TestTables:
         got = all_of(frame, device, to={"x": "float32"})
         assert equal(got["id"], frame["id"].to_numpy()) and equal(got["x"], np.float32([0.5, 1]))
         assert equal(all_of(frame[:0:-1] * 1, device, to="float32")["id"], np.float32([2]))
+        assert "'n' holds integers from 2 to 257, and bfloat16" in refusal(
+            {"n": np.int64([257, 2])}, to={"n": "bfloat16"}
+        )
+        halves = all_of({"n": np.int64([257, 2])}, device, to={"n": "bfloat16"}, scale=0.5)["n"]
+        assert equal(halves, torch.tensor([128.5, 1]).bfloat16())
         assert "too large for float32" in refusal(pandas.DataFrame({"x": [1e300, 0]}), to="float32")
 
     def test_a_pickled_loader_delivers_the_same(self):

@@ -333,7 +333,7 @@ def cast(array: Any, dtype: Any, name: Any) -> Any:
     values are too large."""
     import numpy
 
-    _refuse_rounding(array, numpy.dtype(dtype), name)
+    refuse_rounding(array, dtype, name)
     try:
         with numpy.errstate(over="raise"):
             return array.astype(dtype, order="C")
@@ -346,12 +346,14 @@ def cast(array: Any, dtype: Any, name: Any) -> Any:
         ) from None
 
 
-def _refuse_rounding(array: Any, dtype: Any, name: Any) -> None:
+def refuse_rounding(array: Any, dtype: Any, name: Any) -> None:
+    """Raises InvalidArgument if `dtype` is a float type that does not hold all integers of the array."""
     import numpy
 
-    if dtype.kind != "f" or array.dtype.kind not in "iu" or array.size == 0:
+    bits = 7 if dtype == "bfloat16" else numpy.finfo(dtype).nmant if numpy.dtype(dtype).kind == "f" else None
+    if bits is None or array.dtype.kind not in "iu" or array.size == 0:
         return
-    low, high, most = int(array.min()), int(array.max()), 2 ** (numpy.finfo(dtype).nmant + 1)
+    low, high, most = int(array.min()), int(array.max()), 2 ** (bits + 1)
     if low < -most or high > most:
         raise InvalidArgument(
             f"'{name}' holds integers from {low} to {high}, and {dtype} rounds those beyond {most}. If it may be "
@@ -373,7 +375,7 @@ def _matrix(columns: Mapping[Any, Any], name: str) -> Any:
     for key, part in parts.items():
         if part.ndim > 2:
             raise InvalidArgument(f"Column '{key}' of '{name}' holds arrays: pass it as a field of its own.")
-        _refuse_rounding(part, dtype, key)
+        refuse_rounding(part, dtype, key)
     rows = [part.reshape(len(part), -1) for part in parts.values()]
     matrix = numpy.empty((len(rows[0]), sum(part.shape[1] for part in rows)), dtype)
     for begin in range(0, len(matrix), _ROWS_AT_ONCE):

@@ -131,7 +131,7 @@ class Loader:
             raise InvalidArgument(f"tuning is a penstock.Tuning, not {tuning!r}.")
         fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
         targets = targets_of(fields, to)
-        fields = convert(fields, targets)
+        fields = convert(fields, targets, scale, shift)
         kept = data  # for pickling
         if fields.is_table:  # only the columns that were made of it are kept
             kept, to = fields.build(fields.arrays), targets
