@@ -172,6 +172,10 @@ class TestArrow:
                 return table.__arrow_c_stream__(requested_schema)
 
         expect(batches(Stream(), device), id=IDS)
+        doubles = self.pa.table({"x": np.arange(5.0)})
+        once = self.pa.RecordBatchReader.from_batches(doubles.schema, doubles.to_batches())
+        (matrix,) = next(iter(penstock.Loader((once,), 5, device=device, to="float32")))
+        assert matrix.cpu()[:, 0].tolist() == [*range(5)]
 
     def test_lists_of_one_length_are_rows(self, device):
         rows = np.arange(20, dtype=np.int32).reshape(5, 4)

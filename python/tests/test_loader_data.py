@@ -242,6 +242,7 @@ class TestTables:
         frame = pandas.DataFrame({"id": [2**24 + 1, 2], "x": [0.5, 1]})
         message = refusal(frame, to="float32")
         assert "'id' holds integers from 2 to 16777217, and float32 rounds those beyond 16777216" in message
+        assert "'id' holds integers from 2 to 16777217, and float32" in refusal((frame, Y[:2]), to="float32")
         got = all_of(frame, device, to={"x": "float32"})
         assert equal(got["id"], frame["id"].to_numpy()) and equal(got["x"], np.float32([0.5, 1]))
         assert equal(all_of(frame[:0:-1] * 1, device, to="float32")["id"], np.float32([2]))

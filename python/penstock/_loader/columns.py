@@ -26,7 +26,7 @@ class Fields(NamedTuple):
     arrays: list[Any]
     build: Build
     is_table: bool = False
-    of_tables: frozenset[str] = frozenset()  # names of fields that are a column of a table, or a matrix of its columns
+    of_tables: Mapping[str, Any] = {}  # the tables of fields that are a matrix of one; None for a column, or a stream
 
     def named(self) -> list[tuple[str, Any]]:
         """The arrays as the C++ side takes them."""
@@ -44,7 +44,7 @@ def fields_of(data: Any) -> Fields:
         return Fields(["image", "label"], [data.field, _array(data.labels, "label")], tuple)
     if _is_table(data):
         fields = _named(_columns_of(data), lambda key, value: _column(value, key))
-        return fields._replace(is_table=True, of_tables=frozenset(fields.names))
+        return fields._replace(is_table=True, of_tables=dict.fromkeys(fields.names))
     if is_a("tensordict", "TensorDictBase", data):
         return _tensordict(data)
     if isinstance(data, Mapping):
@@ -65,8 +65,9 @@ def fields_of(data: Any) -> Fields:
     return Fields(["data"], [_array(data, "data")], lambda arrays: arrays[0])
 
 
-def _tables_of(names: list[str], values: Iterable[Any]) -> frozenset[str]:
-    return frozenset(name for name, value in zip(names, values, strict=True) if _is_table(value))
+def _tables_of(names: list[str], values: Iterable[Any]) -> dict[str, Any]:
+    tables = {name: value for name, value in zip(names, values, strict=True) if _is_table(value)}
+    return {name: table if has(table, "__len__") else None for name, table in tables.items()}  # a stream is read once
 
 
 def _refuse_samples(data: Sequence[Any]) -> None:
@@ -329,11 +330,9 @@ def _no_numbers(what: str, name: Any, dtype: Any, advice: str) -> InvalidArgumen
 
 
 def cast(array: Any, dtype: Any, name: Any) -> Any:
-    """The array in another type of NumPy. Raises InvalidArgument if a float type would round its integers, or if its
-    values are too large."""
+    """The array in another type of NumPy. Raises InvalidArgument if its values are too large, or the copy is."""
     import numpy
 
-    refuse_rounding(array, dtype, name)
     try:
         with numpy.errstate(over="raise"):
             return array.astype(dtype, order="C")
@@ -359,6 +358,12 @@ def refuse_rounding(array: Any, dtype: Any, name: Any) -> None:
             f"'{name}' holds integers from {low} to {high}, and {dtype} rounds those beyond {most}. If it may be "
             "rounded, convert it before. If not, give it a field of its own, and name the others in `to`."
         )
+
+
+def refuse_rounded_columns(table: Any, dtype: Any) -> None:
+    """The same for each column of a table, of which a matrix was made."""
+    for key, value in _columns_of(table).items():
+        refuse_rounding(side_by_side(_column(value, key)), dtype, key)
 
 
 _ROWS_AT_ONCE = 4096  # so many stay in the processor's cache while the columns are written side by side

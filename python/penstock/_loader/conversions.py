@@ -8,7 +8,7 @@ from typing import Any
 from .. import _core
 from .._errors import InvalidArgument
 from .chunks import side_by_side
-from .columns import Fields, cast, refuse_rounding
+from .columns import Fields, cast, refuse_rounded_columns, refuse_rounding
 
 # The types in which values can be scaled and shifted: see FieldOptions in loader_options.hpp.
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -65,16 +65,16 @@ def targets_of(fields: Fields, to: Any) -> list[str | None]:
 
 def convert(fields: Fields, targets: list[str | None], scale: Any, shift: Any) -> Fields:
     """The fields, of which those are converted here that the device cannot widen: of float64, bool and wide integers.
-    They are copied once. Raises InvalidArgument as `cast` does, and for arrays in files."""
+    They are copied once. Raises InvalidArgument as `cast` and `refuse_rounding` do, and for arrays in files."""
     scales = _per_field("scale", scale, fields.names, targets)
     shifts = _per_field("shift", shift, fields.names, targets)
     arrays = [
         array
         if target is None or _core.can_widen(_stored(array), target)
-        else _converted(array, name, target, bool(scale or shift))
+        else _converted(fields, array, name, target, bool(scale or shift))
         for name, array, target, scale, shift in zip(fields.names, fields.arrays, targets, scales, shifts, strict=True)
     ]
-    return fields._replace(arrays=arrays)
+    return fields._replace(arrays=arrays, of_tables={})
 
 
 def _stored(array: Any) -> str:
@@ -91,7 +91,7 @@ def _is_for(fields: Fields, i: int, target: str) -> bool:
     )
 
 
-def _converted(array: Any, name: str, target: str, is_scaled: bool) -> Any:
+def _converted(fields: Fields, array: Any, name: str, target: str, is_scaled: bool) -> Any:
     if target not in _FLOATS:
         return array  # the C++ side refuses it
     if isinstance(array, _core.FileField) or _is_mapped(array):
@@ -101,9 +101,13 @@ def _converted(array: Any, name: str, target: str, is_scaled: bool) -> Any:
         )
     array = side_by_side(array)
     values = array if hasattr(array, "__array_interface__") else array.numpy()
-    if target == "bfloat16" and not is_scaled:  # the device rounds what it has scaled
-        refuse_rounding(values, target, name)
-    return cast(values, "float32" if target == "bfloat16" else target, name)
+    on_the_host = "float32" if target == "bfloat16" else target
+    whole = on_the_host if is_scaled else target  # the device rounds what it has scaled
+    refuse_rounding(values, whole, name)
+    table = fields.of_tables.get(name)
+    if table is not None:
+        refuse_rounded_columns(table, whole)
+    return cast(values, on_the_host, name)
 
 
 def _is_mapped(array: Any) -> bool:
