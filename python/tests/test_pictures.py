@@ -135,6 +135,7 @@ class TestSources:
             ([("1.jpg", b""), ("1.png", b"")], "sample 1 has several pictures"),
             ([("1.jpg", b""), ("1.cls", b"x")], "the label 1.cls is b'x', not a whole number"),
             ([("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b"")], "1 of 2 pictures"),
+            ([("1.jpg", b""), ("1.cls", b"9223372036854775808")], "not a whole number of 64 bits"),
             ([("1.txt", b"")], "nothing to feed"),
         ],
     )
@@ -390,6 +391,30 @@ class TestFaults:
         (folder / "a" / "00000.jpg").write_bytes(encode(1))
         (folder / "aa").mkdir()
         assert same(images(penstock.Loader(pictures, 4, device="host")), before)
+
+    def test_a_tar_file_that_is_written_anew_is_an_error(self, tmp_path, encoded):
+        file = tmp_path / "x.tar"
+        write_tar(file, [(f"{i}.jpg", each) for i, each in enumerate(encoded)])
+        pictures = penstock.Pictures(file, SIZE)
+        loader = penstock.Loader(pictures, 4, device="host")
+        assert same(images(loader), drawn(encoded, augment=None))
+        write_tar(tmp_path / "y.tar", [(f"{i}.jpg", each) for i, each in enumerate(reversed(encoded))])
+        os.replace(tmp_path / "y.tar", file)
+        with pytest.raises(penstock.Error, match=r"Sample \d+ of.*x\.tar was written after its pictures were listed"):
+            list(loader)
+
+    def test_names_that_are_no_text(self, tmp_path, encoded):
+        name = b"\xff".decode("utf-8", "surrogateescape")
+        path = tmp_path / name / f"{name}.jpg"
+        path.parent.mkdir()
+        path.write_bytes(encoded[1])
+        pictures = penstock.Pictures(tmp_path, SIZE)
+        assert pictures.classes == [name] and pictures.name(0) == str(path)
+        path.write_bytes(b"")
+        with pytest.raises(penstock.Error, match=r"\\xff\.jpg"):
+            pictures[0]
+        lenient = penstock.Pictures(tmp_path, SIZE, on_error="black")
+        assert not lenient[0].any() and "\\xff.jpg" in lenient.failures[0]
 
     def test_a_file_without_permission(self, paths):
         if os.geteuid() == 0:

@@ -17,13 +17,22 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
 class PicturesInFiles final : public EncodedPictures {
  public:
   PicturesInFiles(Names paths, std::vector<PicturePlace> places, Names names)
-      : paths_(std::move(paths)), places_(std::move(places)), names_(std::move(names)) {}
+      : paths_(std::move(paths)), places_(std::move(places)), names_(std::move(names)) {
+    for (std::size_t i = 0; !places_.empty() && i < paths_.size(); ++i) {
+      listed_.push_back(version_of(File(paths_[i])));
+    }
+  }
 
   std::uint64_t count() const noexcept override { return places_.empty() ? paths_.size() : places_.size(); }
 
   std::span<const std::byte> read(std::uint64_t picture, std::vector<std::byte>& scratch) const override {
     const auto i = static_cast<std::size_t>(picture);
-    const File file(paths_[places_.empty() ? i : static_cast<std::size_t>(places_[i].file)]);
+    const auto number = places_.empty() ? i : static_cast<std::size_t>(places_[i].file);
+    const File file(paths_[number]);
+    if (!places_.empty() && version_of(file) != listed_[number]) {
+      throw Error(
+          fmt::format("{} was written after its pictures were listed. List them again.", file.name()));
+    }
     const std::uint64_t bytes = places_.empty() ? file.size() : places_[i].bytes;
     if (bytes > kMostBytes) {
       throw Error(fmt::format("It has {}, and a picture has at most {}.", format_bytes(bytes),
@@ -39,9 +48,14 @@ class PicturesInFiles final : public EncodedPictures {
   }
 
  private:
+  using Version = std::pair<std::uint64_t, std::int64_t>;  // bytes, and when it was written
+
+  static Version version_of(const File& file) { return {file.size(), file.written()}; }
+
   Names paths_;
   std::vector<PicturePlace> places_;  ///< none: each file is a picture
   Names names_;
+  std::vector<Version> listed_;  ///< of the files that hold several
 };
 
 class PicturesInMemory final : public EncodedPictures {

@@ -49,6 +49,7 @@ File::File(const std::filesystem::path& path) {
         state->name, S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
   }
   state->size = static_cast<std::uint64_t>(status.st_size);
+  state->written = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
   state_ = std::move(state);
 }
 

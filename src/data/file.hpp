@@ -23,6 +23,8 @@ class File {
   [[nodiscard]] const std::string& name() const noexcept { return state_->name; }
   /// Bytes, when it was opened.
   [[nodiscard]] std::uint64_t size() const noexcept { return state_->size; }
+  /// When it was written last, in nanoseconds, as of when it was opened.
+  [[nodiscard]] std::int64_t written() const noexcept { return state_->written; }
   /// The file's end now, after a read that ended at `reached`: there, or before it if nothing was read.
   [[nodiscard]] std::uint64_t end_before(std::uint64_t reached) const noexcept;
   [[nodiscard]] int descriptor() const noexcept { return state_->descriptor; }
@@ -37,6 +39,7 @@ class File {
     std::string name;
     int descriptor = -1;
     std::uint64_t size = 0;
+    std::int64_t written = 0;
   };
   std::shared_ptr<const State> state_;
 };

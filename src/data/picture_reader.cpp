@@ -110,7 +110,7 @@ class PictureReader final : public FieldReader {
     } catch (const Error& error) {
       if (options_.failures != nullptr) {
         std::ranges::fill(to, std::byte{0});
-        options_.failures->add(sample, place(error));
+        options_.failures->add(sample, Error(place(error)).what());
       } else if (const auto* of_file = dynamic_cast<const FileError*>(&error)) {
         throw FileError(place(error), of_file->file(), of_file->code());
       } else {

@@ -53,7 +53,8 @@ struct PicturePlace {
 };
 
 /// The files at `paths`, which are opened when they are read. With `places`, pictures are parts of them, such
-/// as members of tar files, and `names` has the names of these.
+/// as members of tar files, and `names` has the names of these. Reading then throws Error if the file was
+/// written since this call.
 [[nodiscard]] EncodedPicturesPtr pictures_in_files(Names paths, std::vector<PicturePlace> places = {},
                                                    Names names = {});
 

@@ -74,7 +74,7 @@ class Pictures:
         self._encoded = encoded(source)
         if not len(self._encoded):
             raise InvalidArgument("Pictures of an empty source: there is nothing to feed.")
-        self.classes = list(self._encoded.classes)
+        self.classes = list(map(os.fspath, self._encoded.classes))
         self.labels = _labels(self._encoded, labels)
         self._failures = _core.PictureFailures()
         recipe = _recipe(size, augment)

@@ -47,9 +47,14 @@ def pictures_in_tars(files: Sequence[Any]) -> _core.EncodedPictures:
 def _label(path: str, key: str, file: int, begin: int, size: int) -> int:
     text = os.pread(file, min(size, _MOST_TEXT), begin)
     try:
-        return int(text)
+        label = int(text)
+        if not -(2**63) <= label < 2**63:
+            raise ValueError
+        return label
     except ValueError:
-        raise Error(f"{path}, byte {begin}: the label {key}.cls is {text[:40]!r}, not a whole number.") from None
+        raise Error(
+            f"{path}, byte {begin}: the label {key}.cls is {text[:40]!r}, not a whole number of 64 bits."
+        ) from None
 
 
 def _members(path: str, file: int) -> Iterator[tuple[str, str, int, int]]:

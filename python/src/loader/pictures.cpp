@@ -158,7 +158,10 @@ void bind_pictures(nb::module_& module) {
       .def_static("at_addresses", &at_addresses, nb::arg("begins"), nb::arg("bytes"), nb::arg("owner"))
       .def("__len__", [](const LabelledPictures& self) { return self.pictures->count(); })
       .def_prop_ro("labels", &labels, "int64, one for each picture, or none.")
-      .def_ro("classes", &LabelledPictures::classes)
+      .def_prop_ro("classes",
+                   [](const LabelledPictures& self) {
+                     return std::vector<std::filesystem::path>(self.classes.begin(), self.classes.end());
+                   })
       .def(
           "name",
           [](const LabelledPictures& self, std::uint64_t picture) {
