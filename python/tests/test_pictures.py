@@ -207,6 +207,7 @@ class TestSources:
             (3, "a folder, paths, or encoded images, not int"),
             ({"image": b""}, "a folder, paths, or encoded images, not dict"),
             ("/nonexistent", "cannot be read as a folder"),
+            ("/nonexistent.tar", "nonexistent.tar cannot be opened: No such file"),
         ],
     )
     def test_refuses_what_is_no_source(self, source, said):

@@ -6,10 +6,10 @@ import array
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from .. import _core
-from .._errors import Error
+from .._errors import Error, file_error
 
 _BLOCK = 512
 _PICTURES = {"jpg", "jpeg", "png", "webp"}
@@ -22,7 +22,7 @@ def pictures_in_tars(files: Sequence[Any]) -> _core.EncodedPictures:
     members, once."""
     names, places, labels = [], array.array("Q"), array.array("q")
     for number, path in enumerate(map(os.fspath, files)):
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             for key, members in itertools.groupby(_members(path, file.fileno()), lambda member: member[0]):
                 sample = {suffix: place for _, suffix, *place in members}
                 kinds = _PICTURES if _PICTURES & sample.keys() else _OTHERS
@@ -42,6 +42,13 @@ def pictures_in_tars(files: Sequence[Any]) -> _core.EncodedPictures:
         )
     paths = [*map(os.fspath, files)] if names else []
     return _core.EncodedPictures.files(paths, names, places, labels)
+
+
+def _opened(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise file_error(f"{path} cannot be opened: {error.strerror}.", error.errno or 0, path) from None
 
 
 def _label(path: str, key: str, file: int, begin: int, size: int) -> int:
