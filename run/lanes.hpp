@@ -23,7 +23,7 @@ struct Lane {
         filler(workers, static_cast<unsigned>(workers->threads())) {}
 
   static constexpr std::size_t kSlots = 4;
-  static constexpr std::size_t kSlotBytes = std::size_t{4} << 20;
+  static constexpr std::size_t kSlotBytes = std::size_t{8} << 20;
 
   PinnedRing slots;
   ChunkFiller filler;                       ///< owned by the thread that has taken the lane
