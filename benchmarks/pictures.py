@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=4.0, metavar="SECONDS")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", metavar="TEXT", help="ways whose names have it")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="ways whose names have one of these")
     parser.add_argument("--train", metavar="MODEL", help="of torchvision, on each batch: resnet50")
     parser.add_argument("--json", help="write all figures here")
     arguments = parser.parse_args()
@@ -260,13 +260,18 @@ def main() -> None:
             make_folder(pathlib.Path(made), arguments.count, arguments.width, arguments.height)
         folder = arguments.folder or made
         ways = Ways(folder, arguments.device, arguments.batch, arguments.workers, bool(arguments.train))
-        names = [name for name in ways.makers if arguments.only in name]
+        names = [name for name in ways.makers if not arguments.only or any(text in name for text in arguments.only)]
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        accounts: dict[str, str] = {}
         step = Training(arguments.train, arguments.device) if arguments.train else lambda *batch: None
         for round_number in range(arguments.rounds):
             for name in names:
-                runs[name].append(run(ways.makers[name](), step, arguments.warm_up, arguments.seconds))
+                loader = ways.makers[name]()
+                runs[name].append(run(loader, step, arguments.warm_up, arguments.seconds))
                 print(f"round {round_number + 1}: {name}: {runs[name][-1]}", file=sys.stderr)
+                if hasattr(loader, "stats"):
+                    accounts[name] = str(loader.stats())
+                    print(accounts[name], file=sys.stderr)
     rows = {
         name: {figure: statistics.median(each[figure] for each in done) for figure in done[0]}
         for name, done in runs.items()
@@ -277,7 +282,7 @@ def main() -> None:
         machine = {"processors": processors, "machine": platform.machine(), "device": arguments.device}
         if arguments.device.startswith("cuda"):
             machine["gpu"] = torch.cuda.get_device_name()
-        figures = {"machine": machine, "options": vars(arguments), "ways": rows, "runs": runs}
+        figures = {"machine": machine, "options": vars(arguments), "ways": rows, "runs": runs, "accounts": accounts}
         pathlib.Path(arguments.json).write_text(json.dumps(figures, indent=1))
 
 
