@@ -495,14 +495,13 @@ constexpr auto kCopyRules = std::to_array<Rule>({
          {"DataLoader(..., pin_memory=True), or x copied to a pinned buffer that you keep; x = x.to(device, "
           "non_blocking=True)",
           "for batch in penstock.feed(loader): ...; penstock.to_device(x) for what no loader makes. Without "
-          "a "
-          "change: penstock run -- python train.py   takes copies from 1 MiB on"},
+          "a change: penstock run -- python train.py takes copies from 1 MiB on"},
      .compiled_advice =
          Advice{
              "cudaMallocHost(&batch, bytes) once; cudaMemcpyAsync(x, batch, bytes, "
              "cudaMemcpyHostToDevice, stream)",
              "penstock::TransferEngine engine(device); stream.wait(engine.copy(x, batch, bytes)). Without a "
-             "change: penstock run -- ./program   takes copies from 1 MiB on"},
+             "change: penstock run -- ./program takes copies from 1 MiB on"},
      .row =
          {"copies of more than 64 KiB come from pageable memory. Smaller ones do not make the host wait",
           "the exposed time, less the share that pinned memory would take",
