@@ -110,8 +110,8 @@ def test_programs_see_their_batches_on_the_host(tmp_path):
         loop(converts, DataLoader(Numbers(32), 2, num_workers=1))
         say(*(tensor for batch in kept for tensor in batch))
         if device == "cpu":
-            copied = torch.Tensor.to
-            torch.Tensor.to = lambda self, *a, **k: copied(self, *a, **k).clone()  # PyTorch copies to no "cpu"
+            torch.Tensor._copied = torch.Tensor.to
+            torch.Tensor.to = lambda self, *a, **k: self._copied(*a, **k).clone()  # PyTorch copies to no "cpu"
         loop(copies_twice, DataLoader(Numbers(32), 2, num_workers=1))
         compiled = torch.compile(lambda x: x.to(device) * 2, backend="eager", fullgraph=True)
         loop(lambda i, x, y: say(compiled(x), y.to(device)), DataLoader(Numbers(32), 2, num_workers=1))

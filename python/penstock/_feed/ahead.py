@@ -252,9 +252,14 @@ def follow(module: Any, folder: str) -> None:
         return read(self) if epoch is None else epoch.next()
 
     loader.__init__, loader.__iter__, iterator.__next__ = __init__, __iter__, __next__
-    tensor.to = _gives_copies(tensor.to, _target)
-    tensor.cuda = _gives_copies(tensor.cuda, _cuda_target)
-    tensor.numpy = _exposes_memory(tensor.numpy)
+    for name, wrap in (
+        ("to", _gives_copies(_target)),
+        ("cuda", _gives_copies(_cuda_target)),
+        ("numpy", _exposes_memory),
+    ):
+        plain = getattr(tensor, name)
+        setattr(tensor, f"_penstock_{name}", plain)
+        setattr(tensor, name, functools.wraps(plain)(wrap(plain, f"_penstock_{name}")))
 
 
 def _place(loader: Any) -> str:
@@ -302,29 +307,32 @@ def _forget(which: Callable[[_Handed], bool]) -> None:
             _handed.pop(key, None)
 
 
-def _gives_copies(plain: Any, target_of: Callable[..., Any]) -> Any:
-    """A tensor's method that copies it to a device."""
+def _gives_copies(target_of: Callable[..., Any]) -> Callable[[Any, str], Any]:
+    """Makes a tensor's method that copies it to a device. `name`: of PyTorch's own, which is all that graphs see."""
 
-    @functools.wraps(plain)
-    def copy(self: Any, *arguments: Any, **options: Any) -> Any:
-        if is_compiling() or not _handed:  # a graph has PyTorch's own
-            return plain(self, *arguments, **options)
-        there, handed = None, _handed.get(id(self))
-        if handed is not None and handed.alive() is self:
-            with contextlib.suppress(Exception):  # what is wrong, PyTorch's own says
-                device = target_of(self, *arguments, **options)
-                there = None if device is None else handed.copy_to(device, self)
-        return plain(self, *arguments, **options) if there is None else there
+    def wrap(plain: Any, name: str) -> Any:
+        def copy(self: Any, *arguments: Any, **options: Any) -> Any:
+            if is_compiling():
+                return getattr(self, name)(*arguments, **options)
+            there, handed = None, _handed.get(id(self)) if _handed else None
+            if handed is not None and handed.alive() is self:
+                with contextlib.suppress(Exception):  # what is wrong, PyTorch's own says
+                    device = target_of(self, *arguments, **options)
+                    there = None if device is None else handed.copy_to(device, self)
+            return plain(self, *arguments, **options) if there is None else there
 
-    return copy
+        return copy
+
+    return wrap
 
 
-def _exposes_memory(plain: Any) -> Any:
+def _exposes_memory(plain: Any, name: str) -> Any:
     """A tensor's method that gives its memory to others, whose writing nobody sees."""
 
-    @functools.wraps(plain)
     def give(self: Any, *arguments: Any, **options: Any) -> Any:
-        if not is_compiling() and _handed:
+        if is_compiling():
+            return getattr(self, name)(*arguments, **options)
+        if _handed:
             with contextlib.suppress(Exception):  # it has no memory of its own
                 memory = self.untyped_storage().data_ptr()
                 _forget(lambda handed: handed.memory == memory)
