@@ -142,8 +142,8 @@ fs::path find_own_library(const std::string& name) {
 
 std::vector<std::string> own_command(const std::string& python) {
   std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (program.filename() == "penstock") return {program.string()};
+  const fs::path own = fs::read_symlink("/proc/self/exe", error);
+  if (own.filename() == "penstock") return {own.string()};
   return {python, "-c", "from penstock._command import main; raise SystemExit(main())"};
 }
 
