@@ -5,8 +5,9 @@
     results.py keep FILE        such a file for benchmarks/results, and docs/performance.md with it
     results.py write            docs/performance.md from benchmarks/results
 
-benchmarks/results has one file for each kind of machine: its newest complete run. A run is complete if every benchmark
-that suits its number of GPUs wrote something. benchmarks/rows.py has the rows of the page and their goals.
+benchmarks/results has one file for each kind of machine: its newest run, a complete one if there is one. A run is
+complete if every benchmark that suits its number of GPUs wrote something. benchmarks/rows.py has the rows of the page
+and their goals.
 """
 
 from __future__ import annotations

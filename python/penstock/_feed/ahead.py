@@ -252,14 +252,9 @@ def follow(module: Any, folder: str) -> None:
         return read(self) if epoch is None else epoch.next()
 
     loader.__init__, loader.__iter__, iterator.__next__ = __init__, __iter__, __next__
-    for name, wrap in (
-        ("to", _gives_copies(_target)),
-        ("cuda", _gives_copies(_cuda_target)),
-        ("numpy", _exposes_memory),
-    ):
-        plain = getattr(tensor, name)
-        setattr(tensor, f"_penstock_{name}", plain)
-        setattr(tensor, name, functools.wraps(plain)(wrap(plain, f"_penstock_{name}")))
+    _look_first(tensor, "to", functools.partial(_copy_of, _target))
+    _look_first(tensor, "cuda", functools.partial(_copy_of, _cuda_target))
+    _look_first(tensor, "numpy", _expose)
 
 
 def _place(loader: Any) -> str:
@@ -307,38 +302,37 @@ def _forget(which: Callable[[_Handed], bool]) -> None:
             _handed.pop(key, None)
 
 
-def _gives_copies(target_of: Callable[..., Any]) -> Callable[[Any, str], Any]:
-    """Makes a tensor's method that copies it to a device. `name`: of PyTorch's own, which is all that graphs see."""
+def _look_first(tensor: Any, name: str, look: Callable[..., Any]) -> None:
+    """Has a method of tensors give what `look` finds, or PyTorch's own result if that is None, as graphs always get."""
+    plain, own = getattr(tensor, name), f"_penstock_{name}"
 
-    def wrap(plain: Any, name: str) -> Any:
-        def copy(self: Any, *arguments: Any, **options: Any) -> Any:
-            if is_compiling():
-                return getattr(self, name)(*arguments, **options)
-            there, handed = None, _handed.get(id(self)) if _handed else None
-            if handed is not None and handed.alive() is self:
-                with contextlib.suppress(Exception):  # what is wrong, PyTorch's own says
-                    device = target_of(self, *arguments, **options)
-                    there = None if device is None else handed.copy_to(device, self)
-            return plain(self, *arguments, **options) if there is None else there
-
-        return copy
-
-    return wrap
-
-
-def _exposes_memory(plain: Any, name: str) -> Any:
-    """A tensor's method that gives its memory to others, whose writing nobody sees."""
-
-    def give(self: Any, *arguments: Any, **options: Any) -> Any:
+    @functools.wraps(plain)
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
         if is_compiling():
-            return getattr(self, name)(*arguments, **options)
+            return getattr(self, own)(*arguments, **options)
+        found = None
         if _handed:
-            with contextlib.suppress(Exception):  # it has no memory of its own
-                memory = self.untyped_storage().data_ptr()
-                _forget(lambda handed: handed.memory == memory)
-        return plain(self, *arguments, **options)
+            with contextlib.suppress(Exception):  # what is wrong, PyTorch's own says
+                found = look(self, *arguments, **options)
+        return plain(self, *arguments, **options) if found is None else found
 
-    return give
+    setattr(tensor, own, plain)
+    setattr(tensor, name, method)
+
+
+def _copy_of(target_of: Callable[..., Any], tensor: Any, *arguments: Any, **options: Any) -> Any:
+    """What feed has brought to the device to which `tensor` is to be copied."""
+    handed = _handed.get(id(tensor))
+    if handed is None or handed.alive() is not tensor:
+        return None
+    device = target_of(tensor, *arguments, **options)
+    return None if device is None else handed.copy_to(device, tensor)
+
+
+def _expose(tensor: Any, *_: Any, **__: Any) -> None:
+    """The tensor's memory is given to others, whose writing nobody sees."""
+    memory = tensor.untyped_storage().data_ptr()
+    _forget(lambda handed: handed.memory == memory)
 
 
 def _target(tensor: Any, *arguments: Any, copy: bool = False, **options: Any) -> torch.device | None:
