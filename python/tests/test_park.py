@@ -717,6 +717,21 @@ def test_what_cannot_be_offloaded_is_where_it_was(home, small_parts):
         offloaded.use(tied)
 
 
+def test_a_module_that_does_not_fit_on_the_device_goes_back_to_the_host():
+    asked = []
+
+    class Large(torch.nn.Linear):
+        def to(self, device):
+            asked.append(str(device))
+            if len(asked) == 1:
+                raise torch.OutOfMemoryError("half of it is there")
+            return super().to(device)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        penstock.offload(Large(4, 4), device="host")
+    assert len(asked) == 2 and asked[1] == "cpu"
+
+
 @gpu
 def test_modules_of_the_host_are_offloaded_and_come_back_to_it():
     module = torch.nn.Linear(40, 40)

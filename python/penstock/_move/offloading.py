@@ -107,7 +107,11 @@ class Offload:
             raise InvalidArgument(f"Another hook offloads this {type(module).__name__}: remove that first.")
         if all(tensor.device.type == "cpu" for tensor in module.parameters()):
             self._from_host.add(module)
-            module.to(self.device)  # into memory of PyTorch's, which can be parked with any version of it
+            try:
+                module.to(self.device)  # into memory of PyTorch's, which can be parked with any version of it
+            except BaseException:
+                module.to("cpu")  # what has moved already
+                raise
         self._states[module] = Parked(module, skip_frozen=skip_frozen)
         self._states[module].park()
         self._hooks.append(module.register_forward_pre_hook(lambda one, _: self.use(one)))
