@@ -19,6 +19,7 @@
 #include <sstream>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace penstock::cli {
 
@@ -53,19 +54,25 @@ class FiguresFolder {
   fs::path path_;
 };
 
-/// Behind what is preloaded already.
-std::string preload_variable(const fs::path& library) {
-  const char* const others = std::getenv("LD_PRELOAD");
-  const bool alone = others == nullptr || *others == 0;
-  return fmt::format("LD_PRELOAD={}{}{}", alone ? "" : others, alone ? "" : ":", library.string());
+/// "NAME=value", with the value that the environment has for a list of paths.
+std::string joined(const char* name, const std::string& value, bool in_front) {
+  const char* const others = std::getenv(name);
+  if (others == nullptr || *others == 0) return fmt::format("{}={}", name, value);
+  return in_front ? fmt::format("{}={}:{}", name, value, others)
+                  : fmt::format("{}={}:{}", name, others, value);
 }
 
-/// Puts a module into the folder that Python imports as it starts, and the folder in front of the others.
-std::string python_variable(const fs::path& folder) {
-  std::ofstream(folder / "sitecustomize.py") << kSitecustomizeProgram;
-  const char* const others = std::getenv("PYTHONPATH");
-  const bool alone = others == nullptr || *others == 0;
-  return fmt::format("PYTHONPATH={}{}{}", folder.string(), alone ? "" : ":", alone ? "" : others);
+/// Of the program. What is preloaded already comes first; so does the folder in which Python finds `--feed`.
+std::vector<std::string> variables(const fs::path& library, const fs::path& folder, bool feeds) {
+  std::vector<std::string> all = {joined("LD_PRELOAD", library.string(), false), figures_variable(folder)};
+  // PyTorch then asks for huge pages, which the kernel makes in a third of the time.
+  constexpr const char* kHugePages = "THP_MEM_ALLOC_ENABLE";
+  if (std::getenv(kHugePages) == nullptr) all.push_back(fmt::format("{}=1", kHugePages));
+  if (feeds) {
+    std::ofstream(folder / "sitecustomize.py") << kSitecustomizeProgram;
+    all.push_back(joined("PYTHONPATH", folder.string(), true));
+  }
+  return all;
 }
 
 /// Of a program for the machine that this command was built for. False if it has no loader.
@@ -125,9 +132,8 @@ int run_run(const RunOptions& options) {
   OutputFile json("--json", options.json);
   if (const auto program = find_program(options.command[0])) require_preloadable(*program);
   const FiguresFolder folder;
-  ProgramStart start{.variables = {preload_variable(library), figures_variable(folder.path())},
+  ProgramStart start{.variables = variables(library, folder.path(), options.feed),
                      .quiet = json.is_standard_output()};
-  if (options.feed) start.variables.push_back(python_variable(folder.path()));
   const int status = wait_for_program(
       start_program(options.command, std::move(start),
                     {.missing = fmt::format("there is no program '{}' in the PATH", options.command[0])}));

@@ -197,7 +197,8 @@ std::string RunReport::json(const std::vector<std::string>& command, int status)
   nlohmann::json passed_on;
   for (std::size_t reason = 0; reason < run::kReasons; ++reason)
     passed_on[kReasonTexts[reason].name] = count_json(figures_.passed_on[reason]);
-  return nlohmann::json{{"command", command},
+  return nlohmann::json{{"schema", "penstock-run/1"},
+                        {"command", command},
                         {"exit_status", status},
                         {"processes", processes_},
                         {"nothing_to_gain", has_nothing_to_gain()},

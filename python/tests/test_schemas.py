@@ -1,4 +1,4 @@
-"""What `penstock doctor --json` writes, against the schemas that users have: docs/schemas.
+"""What `penstock doctor --json` and `penstock run --json` write, against the schemas that users have: docs/schemas.
 
 The recordings are made over the fake CUPTI of the C++ tests, which lies beside the fake driver (fake_driver.py).
 """
@@ -80,7 +80,7 @@ def check(validator, document, *enumerated):
             assert not validator.is_valid(json.loads(text)), (key, value)
 
 
-@pytest.mark.parametrize("name", ["doctor.json", "loader-verdict.json"])
+@pytest.mark.parametrize("name", ["doctor.json", "loader-verdict.json", "run.json"])
 def test_the_schemas_are_schemas(name):
     jsonschema.Draft202012Validator.check_schema(schema(name))
 
@@ -97,10 +97,10 @@ def test_the_schemas_know_all_findings():
     assert ids(of_verdict) == set(findings["properties"]["id"]["enum"])
 
 
-def run(folder, *arguments, status=0, **environment):
+def run(folder, *arguments, command="doctor", status=0, **environment):
     """What the command writes to --json."""
     out = folder / "report.json"
-    words = [*COMMAND, "doctor", "--json", str(out), *arguments]
+    words = [*COMMAND, command, "--json", str(out), *arguments]
     variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": str(folder), **environment}
     if path := os.environ.get("PYTHONPATH"):
         variables["PYTHONPATH"] = path
@@ -338,3 +338,18 @@ def test_the_verdict_of_the_command_by_its_own_python(tmp_path):
     (tmp_path / "train.py").write_text(text)
     told = run(tmp_path, "--loader", "train.py:loader", "--seconds", "0.05", PATH="/nowhere")  # it is its own Python
     check(validator("loader-verdict.json"), told, "limited_by")
+
+
+@recorded
+def test_what_was_done_with_the_copies_of_a_program(tmp_path):
+    def told(*options):
+        return run(tmp_path, *options, command="run", PENSTOCK_FAKE_DRIVER=fake_driver.LIBRARY)
+
+    copies = told("--", str(FAKE_CUPTI.parent / "run/program/run_program"), "entries")
+    assert copies["sizes"] and copies["loaders"] is None
+    check(validator("run.json"), copies, "schema", "direction")
+    loader = {"place": "train.py:3", "device": "cuda:0", "batches": 4, "fed": 1, "why": ""}
+    script = f"echo '[{json.dumps(loader)}]' >${{PYTHONPATH%%:*}}/feed.1.json"
+    fed = told("--feed", "--", "/bin/sh", "-c", script)
+    assert fed["loaders"] == [loader] and fed["nothing_to_gain"] is False
+    check(validator("run.json"), fed, "schema")

@@ -140,9 +140,13 @@ TEST_F(Run, KeepsWhatIsPreloadedAlready) {
   ASSERT_EQ(library.status, 0) << library.errors;
   EXPECT_THAT(library.output, HasSubstr("/libpenstock_run.so\n"));
   command_.environment.emplace_back("LD_PRELOAD=libm.so.6");
-  const CommandResult result = command_.run({"run", "--", "/bin/sh", "-c", "echo $LD_PRELOAD; exit 7"});
+  const std::vector<std::string> shows = {"run", "--", "/bin/sh", "-c",
+                                          "echo $LD_PRELOAD; echo $THP_MEM_ALLOC_ENABLE; exit 7"};
+  const CommandResult result = command_.run(shows);
   EXPECT_EQ(result.status, 7);
-  EXPECT_EQ(result.output, "libm.so.6:" + library.output);
+  EXPECT_EQ(result.output, "libm.so.6:" + library.output + "1\n");
+  command_.environment.emplace_back("THP_MEM_ALLOC_ENABLE=0");
+  EXPECT_THAT(command_.run(shows).output, HasSubstr("\n0\n"));
 }
 
 TEST_F(Run, WorksWhenPreloadedByHand) {
