@@ -272,6 +272,7 @@ def main() -> None:
                 if hasattr(loader, "stats"):
                     accounts[name] = str(loader.stats())
                     print(accounts[name], file=sys.stderr)
+                del loader  # with its workers, before the next way begins
     rows = {
         name: {figure: statistics.median(each[figure] for each in done) for figure in done[0]}
         for name, done in runs.items()

@@ -5,9 +5,8 @@
     results.py keep FILE        such a file for benchmarks/results, and docs/performance.md with it
     results.py write            docs/performance.md from benchmarks/results
 
-benchmarks/results has one file for each kind of machine: its newest run, a complete one if there is one. A run is
-complete if every benchmark that suits its number of GPUs wrote something. benchmarks/rows.py has the rows of the page
-and their goals.
+benchmarks/results has one file for each kind of machine: the newest of what each part of the benchmarks wrote there.
+benchmarks/rows.py has the rows of the page and their goals.
 """
 
 from __future__ import annotations
@@ -35,6 +34,10 @@ PARTS = {
     "starts": ("gpu-starts.json", 1),
     "compare": ("gpu-compare.json", 1),
     "gains": ("gpu-gains.json", 1),
+    "run": ("gpu-run.json", 1),
+    "park": ("gpu-park.json", 1),
+    "pictures": ("gpu-pictures.json", 1),
+    "training": ("gpu-training.json", 1),
     "group": ("gpu-group.json", 2),
     "groups": ("gpu-groups.json", 2),
     "processes": ("gpu-processes.json", 2),
@@ -60,6 +63,7 @@ def gather(build: pathlib.Path, gpus: list[str], driver: str, commit: str | None
         "cores": len(os.sched_getaffinity(0)),
         "date": datetime.datetime.fromtimestamp(newest, datetime.timezone.utc).date().isoformat(),
         "commit": commit,
+        "older": {},
         "missing": [name for name, (_, needed) in PARTS.items() if len(gpus) >= needed and name not in parts],
         "parts": parts,
     }
@@ -114,13 +118,21 @@ def name_of(run: dict[str, Any]) -> str:
     return f"{count} {run['gpus'][0]}" if count > 1 else run["gpus"][0]
 
 
+def origin_of(run: dict[str, Any]) -> str:
+    return f"{run['date']}, commit {run['commit'] or 'not known'}"
+
+
 def about(runs: list[dict[str, Any]]) -> list[str]:
     lines = ["No run is kept yet: `make gpu-bench` makes one."] if not runs else []
     for run in runs:
-        missing = f" Not run: {', '.join(run['missing'])}." if run["missing"] else ""
+        older: dict[str, list[str]] = {}
+        for part, origin in run["older"].items():
+            older.setdefault(origin, []).append(part)
+        missing = "".join(f" Of {origin}: {', '.join(parts)}." for origin, parts in older.items())
+        missing += f" Not run: {', '.join(run['missing'])}." if run["missing"] else ""
         torch = run["parts"].get("compare", {}).get("about", {}).get("PyTorch", "none")
         lines.append(
-            f"- **{name_of(run)}**: {run['date']}, commit {run['commit'] or 'not known'}, driver {run['driver']}, "
+            f"- **{name_of(run)}**: {origin_of(run)}, driver {run['driver']}, "
             f"{run['cores']} cores, PyTorch {torch}.{missing}"
         )
     return lines
@@ -165,11 +177,14 @@ def kept() -> list[dict[str, Any]]:
 
 
 def keep(file: pathlib.Path) -> None:
-    """An incomplete run takes the place of no complete one."""
+    """Parts that the run lacks stay as an earlier one measured them, with its date."""
     run = json.loads(file.read_text())
     place = KEPT / f"{run['machine']}.json"
-    if run["missing"] and place.exists() and not json.loads(place.read_text())["missing"]:
-        sys.exit(f"results.py: {file} lacks {', '.join(run['missing'])}, and {place} is complete: it stays")
+    before = json.loads(place.read_text()) if place.exists() else {"parts": {}}
+    for part in [name for name in run["missing"] if name in before["parts"]]:
+        run["missing"].remove(part)
+        run["parts"][part] = before["parts"][part]
+        run["older"][part] = before["older"].get(part, origin_of(before))
     KEPT.mkdir(exist_ok=True)
     place.write_text(text_of(run) + "\n")
 

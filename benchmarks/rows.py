@@ -12,6 +12,9 @@ PINNED_BEFORE = "`.to(non_blocking=True)` of each, pinned before"
 RAW, FLAT = "pinned before: the raw copy", "one flat tensor of as many bytes, `to_device`"
 PINNED = "`.copy_(non_blocking=True)` of each, into pinned memory"
 ONE_LINK = "`.copy_(non_blocking=True)` to the first alone, pinned"
+ALONE, RAW_PINNED, LATER = "the program alone", "raw pinned copy", "penstock, later"
+PICTURES, FED_PICTURES = "penstock.Pictures", "penstock.feed(pictures=True)"
+PILLOW, THERE = "ImageFolder, Pillow", "a batch on the device already"
 STATE = "state dict, 48 tensors, 3072 MiB"
 
 
@@ -278,6 +281,48 @@ def shared_pages(part: Any) -> Cell:
     return Cell(f"{times:.3f} x", met=times <= 1.05)
 
 
+def compared(ours: float, theirs: float, unit: str, least: float | None) -> Cell:
+    met = None if least is None else ours >= least * theirs
+    return Cell(f"{ours:,.1f} {unit}", f"{theirs:,.1f} {unit}, {ours / theirs:.2f} x", met)
+
+
+def under_run(name: str, goal: str) -> Callable[[Any], Cell]:
+    """Of run.py: a work under `penstock run`, beside the program alone."""
+
+    def read(part: Any) -> Cell:
+        row = {row["work"]: row for row in part["rows"]}[name]
+        least = float(goal.removesuffix(" x")) if goal else None
+        return compared(row["run_gbps"], row["alone_gbps"], "steps/s" if name.startswith("steps") else "GB/s", least)
+
+    return read
+
+
+def trip(way: str, direction: str, beside: str, least: float) -> Callable[[Any], Cell]:
+    """Of park.py: state that leaves the GPU or comes back."""
+
+    def read(part: Any) -> Cell:
+        ours, theirs = (part["ways"][name][f"{direction}_gbps"] for name in (way, beside))
+        return compared(ours, theirs, "GB/s", least)
+
+    return read
+
+
+def skipped(part: Any) -> Cell:
+    frozen = part["frozen"]
+    text = f"{frozen['whole_s']:.3f} s, {frozen['times']:.0f} x"
+    return Cell(f"{frozen['again_s']:.4f} s", text, frozen["times"] >= 20)
+
+
+def swapped(part: Any) -> Cell:
+    swap = part["swap"]
+    return Cell(f"{swap['swap_s']:.3f} s", f"{swap['one_way_s']:.3f} s, {swap['times']:.2f} x", swap["times"] <= 1.1)
+
+
+def pictures(way: str, beside: str, least: float | None = None) -> Callable[[Any], Cell]:
+    """Of pictures.py: images a second."""
+    return lambda part: compared(*(part["ways"][name]["rate"] for name in (way, beside)), "images/s", least)
+
+
 eight_workers = workers(8, 5.5)
 resnet = training("resnet18")
 one_tensor = moved("one pageable tensor of 1024 MiB", "penstock.to_device", RAW, 0.97, "`.to()`")
@@ -313,6 +358,20 @@ LOADER_TABLE = (
     ("processor time per GB of images", "", "0.01 s", "CPU time per GB fed"),
     ("time to the first batch, 2.5 GB in memory", "the first of three", "0.25 s", "time to first batch"),
     ("a copy of 51 KB beside a `Loader` at full speed", "", "p99 1 ms", "beside a loader at full speed"),
+)
+# Works of run.py: work, how many times the rate of the program alone, name there.
+RUN = (
+    ('`x.to("cuda")` of 16 MiB, `penstock run`', "2 x", "x.to(cuda), 16 MiB"),
+    ("the same of 64 MiB", "3.5 x", "x.to(cuda), 64 MiB"),
+    ("the same of 1 GiB", "5 x", "x.to(cuda), 1024 MiB"),
+    ("`x.cpu()` of 256 MiB, `penstock run`", "15 x", "g.cpu(), 256 MiB"),
+    ("`x.cpu()` of 1 GiB", "15 x", "g.cpu(), 1024 MiB"),
+    ('`.to("cuda")` of 24 tensors of 64 MiB', "4 x", "state dict of 24 x 64 MiB"),
+    ('`.to("cuda")` of 2000 tensors of 1 MiB', "1.5 x", "state dict of 2000 x 1 MiB"),
+    ("a module of 100 x 16 MiB, to the GPU", "4 x", "module.to(cuda), 100 x 16 MiB"),
+    ("the same module, to the host", "10 x", "module.to(cpu), 100 x 16 MiB"),
+    ('`torch.load(map_location="cuda")`, 4 GB', "", "torch.load(map_location=cuda), 4 GB"),
+    ("steps of 60 kernels, `penstock run`", "0.99 x", "steps of 60 kernels, a second"),
 )
 # For each part of the results: work, what is beside it, goal, and what reads it.
 OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]] = {
@@ -366,6 +425,23 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
         ("the same without lines", "torch.profiler", "2 %", recorded("without lines (--no-lines)", 0.02)),
     ),
     "gains": (("gains of fixed programs within the doctor's range", "", "8 of 10", gains),),
+    "run": tuple((work, ALONE, goal, under_run(name, goal)) for work, goal, name in RUN),
+    "park": (
+        ("state that leaves the GPU again, `park`", RAW_PINNED, "95 %", trip(LATER, "down", RAW_PINNED, 0.95)),
+        ("state that comes back, `resume`", RAW_PINNED, "95 %", trip(LATER, "up", RAW_PINNED, 0.95)),
+        ("the first `park`", "`.to('cpu')`", "15 x", trip("penstock, first", "down", ".to('cpu')", 15)),
+        ("a frozen model and 1 % of it, again", "all of it", "20 x", skipped),
+        ("two models in turn, `swap`", "one direction", "1.1 x", swapped),
+    ),
+    "pictures": (
+        ("JPEGs of 500x375, train transforms, `Pictures`", PILLOW, "2.5 x", pictures(PICTURES, PILLOW, 2.5)),
+        ("the same pictures, `feed(pictures=True)`", PILLOW, "", pictures(FED_PICTURES, PILLOW)),
+        ("the same pictures, decoded before", PILLOW, "", pictures(f"{PICTURES}, decoded before", PILLOW)),
+    ),
+    "training": (
+        ("training a ResNet-50 on them, `Pictures`", THERE, "97 %", pictures(PICTURES, THERE, 0.97)),
+        ("the same training, `feed(pictures=True)`", THERE, "97 %", pictures(FED_PICTURES, THERE, 0.97)),
+    ),
     "groups": (
         (
             "all GPUs receive all, `to_device(group=)`",

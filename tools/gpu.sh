@@ -86,7 +86,7 @@ case "${1:-}" in
   bench)
     # All parts take some ten minutes. `bench PART...` takes some again; the results then hold the others' last figures.
     parts=" ${*:2} "
-    if [ $# -eq 1 ]; then parts=" engine loader recorder folklore groups starts compare gains "; fi
+    if [ $# -eq 1 ]; then parts=" engine loader recorder folklore groups starts run park pictures compare gains "; fi
     # wants PART FILE...: whether the part is measured; if so, its earlier outputs go.
     wants() {
       [[ $parts == *" $1 "* ]] && rm -f "${@:2}"
@@ -138,6 +138,17 @@ case "${1:-}" in
       if wants starts build/gpu-starts.json; then
         python3 benchmarks/starts.py --device cuda --json build/gpu-starts.json >build/gpu-starts.md || status=1
         cat build/gpu-starts.md
+      fi
+      if wants run build/gpu-run.json; then
+        python3 benchmarks/run.py --penstock build/release/penstock --repetitions 5 --json build/gpu-run.json || status=1
+      fi
+      if wants park build/gpu-park.json; then
+        python3 benchmarks/park.py --json build/gpu-park.json || status=1
+      fi
+      if wants pictures build/gpu-pictures.json build/gpu-training.json; then
+        pictures=(python3 benchmarks/pictures.py --device cuda --rounds 1 --warm-up 2 --seconds 4)
+        "${pictures[@]}" --json build/gpu-pictures.json || status=1
+        "${pictures[@]}" --train resnet50 --json build/gpu-training.json || status=1
       fi
       if wants compare build/gpu-compare.json; then
         python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \

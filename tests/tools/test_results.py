@@ -13,6 +13,7 @@ import rows  # noqa: E402
 
 PAGE = "".join(f"<!-- results: {key} -->\nold\n<!-- /results -->\n" for key in ("answers", "about", "rows"))
 STARTS = {"samples_per_second": {}}
+NEWER = ["run", "park", "pictures", "training"]
 
 
 def of_compare(good: bool) -> list[dict]:
@@ -76,6 +77,12 @@ def of_compare(good: bool) -> list[dict]:
     return found
 
 
+def of_pictures(beside: str, good: bool) -> dict:
+    """What pictures.py writes."""
+    ours = (rows.PICTURES, rows.FED_PICTURES, f"{rows.PICTURES}, decoded before")
+    return {"ways": {beside: {"rate": 100.0}} | {way: {"rate": 999.0 if good else 9.0} for way in ours}}
+
+
 def a_run(good: bool) -> dict:
     def lines(of: tuple) -> list[dict]:
         return [
@@ -93,6 +100,7 @@ def a_run(good: bool) -> dict:
         "cores": 16,
         "date": "2026-11-27",
         "commit": "0123abcd",
+        "older": {},
         "missing": [],
         "parts": {
             "engine": {"table": lines(rows.ENGINE)},
@@ -111,6 +119,19 @@ def a_run(good: bool) -> dict:
                 "torch.profiler": {"step_ms": 1.1},
             },
             "gains": {"fixed": [{"name": "a", "in_range": False}, {"name": "a", "in_range": good}]},
+            "run": {"rows": [{"work": name, "alone_gbps": 1.0, "run_gbps": fast if good else 0.5} for _, _, name in rows.RUN]},
+            "park": {
+                "ways": {
+                    "raw pinned copy": {"down_gbps": 50.0, "up_gbps": 50.0},
+                    rows.LATER: {"down_gbps": fast if good else 1.0, "up_gbps": fast if good else 1.0},
+                    "penstock, first": {"down_gbps": fast if good else 1.0},
+                    ".to('cpu')": {"down_gbps": 1.0},
+                },
+                "frozen": {"again_s": 0.01, "whole_s": 0.2, "times": 20 if good else 2},
+                "swap": {"swap_s": 0.1, "one_way_s": 0.1, "times": 1.0 if good else 2},
+            },
+            "pictures": of_pictures(rows.PILLOW, good),
+            "training": of_pictures(rows.THERE, good),
             "groups": {
                 "devices": ["cuda:0", "cuda:1"],
                 "gbps": {
@@ -204,30 +225,33 @@ class ResultsTests(unittest.TestCase):
             two = results.gather(build, ["NVIDIA H100 80GB HBM3"] * 2, "580.1", "abc")
         self.assertEqual((one["machine"], two["machine"]), ("nvidia-h100-80gb-hbm3-x1", "nvidia-h100-80gb-hbm3-x2"))
         self.assertEqual(one["parts"], {"starts": STARTS})
-        self.assertEqual(one["missing"], ["engine", "loader", "recorder", "compare", "gains"])
+        self.assertEqual(one["missing"], ["engine", "loader", "recorder", "compare", "gains", *NEWER])
         self.assertEqual(two["parts"].keys(), {"starts", "processes"})
         self.assertEqual(two["missing"], [*one["missing"], "group", "groups"])
         self.assertEqual(json.loads(results.text_of(two)), two)
 
-    def test_an_incomplete_run_replaces_no_complete_one(self):
+    def test_parts_that_a_run_lacks_stay(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             file, kept = folder / "new.json", results.KEPT
             results.KEPT = folder / "kept"
             self.addCleanup(setattr, results, "KEPT", kept)
-            run = a_run(True)
-            for missing, date, expected in (
-                (["starts"], "1", "1"),
-                ([], "2", "2"),
-                (["starts"], "3", "2"),
-                ([], "4", "4"),
+            run = {"machine": "m", "gpus": ["G"], "driver": "1", "cores": 1, "older": {}}
+            for date, parts, missing, older in (
+                ("1", {"engine": 1, "starts": 1}, ["loader"], {}),
+                ("2", {"starts": 2}, ["loader"], {"engine": "1, commit c1"}),
+                ("3", {"loader": 3}, [], {"engine": "1, commit c1", "starts": "2, commit c2"}),
             ):
-                file.write_text(json.dumps(run | {"missing": missing, "date": date}))
-                try:
-                    results.keep(file)
-                except SystemExit as refusal:
-                    self.assertEqual((date, "lacks starts" in str(refusal)), ("3", True))
-                self.assertEqual([each["date"] for each in results.kept()], [expected])
+                lacks = [each for each in ("engine", "loader", "starts") if each not in parts]
+                dated = {"date": date, "commit": f"c{date}", "parts": parts, "missing": lacks}
+                file.write_text(json.dumps(run | dated))
+                results.keep(file)
+                (now,) = results.kept()
+                self.assertEqual((now["date"], now["missing"], now["older"]), (date, missing, older))
+            self.assertEqual(now["parts"], {"engine": 1, "starts": 2, "loader": 3})
+            (line,) = results.about([now])
+            self.assertIn("G**: 3, commit c3, driver 1, 1 cores", line)
+            self.assertIn("Of 1, commit c1: engine. Of 2, commit c2: starts.", line)
 
 
 if __name__ == "__main__":
