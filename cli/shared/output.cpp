@@ -3,8 +3,10 @@
 #include "cli/shared/environment.hpp"
 #include "cli/shared/signals.hpp"
 #include "core/shared/printable.hpp"
+#include "core/shared/replace_file.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/file_error.hpp>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -20,6 +22,7 @@
 #include <cstring>
 #include <exception>
 #include <optional>
+#include <span>
 #include <utility>
 
 namespace penstock::cli {
@@ -80,47 +83,6 @@ int open_special(const std::string& file, const struct stat& status) {
   if (descriptor < 0) refuse(file, errno);
   return descriptor;
 }
-
-/// A new file that replaces another one, or is removed.
-class Replacement {
- public:
-  Replacement(const fs::path& target, std::string name) : target_(target), name_(std::move(name)) {
-    const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
-    for (unsigned i = 0; descriptor_ < 0; ++i) {
-      path_ = folder / fmt::format(".penstock-{}-{}", ::getpid(), i);
-      descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (descriptor_ < 0 && errno != EEXIST) refuse(name_, errno);
-    }
-  }
-  ~Replacement() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    if (!placed_) ::unlink(path_.c_str());
-  }
-  Replacement(const Replacement&) = delete;
-  Replacement& operator=(const Replacement&) = delete;
-
-  void write(std::string_view text) { write_to(descriptor_, text, name_); }
-
-  void place() {
-    if (const auto before = status_of(target_)) {
-      // Only root can give a file away; for other users this changes nothing.
-      if (::fchown(descriptor_, before->st_uid, before->st_gid) != 0) errno = 0;
-      ::fchmod(descriptor_, before->st_mode & 07777);
-    }
-    if (::close(std::exchange(descriptor_, -1)) != 0) refuse(name_, errno);
-    placed_ = ::rename(path_.c_str(), target_.c_str()) == 0;
-    if (!placed_ && errno != EBUSY && errno != EPERM) refuse(name_, errno);
-  }
-  /// False for a file that may be written but not replaced: a mounted one, or another user's in /tmp.
-  [[nodiscard]] bool placed() const noexcept { return placed_; }
-
- private:
-  const fs::path& target_;
-  std::string name_;
-  fs::path path_;
-  int descriptor_ = -1;
-  bool placed_ = false;
-};
 
 }  // namespace
 
@@ -192,10 +154,14 @@ void OutputFile::write_pieces(FunctionRef<void(FunctionRef<void(std::string_view
   if (file_.empty()) return;
   if (is_standard_output()) return make_in_place(STDOUT_FILENO, "standard output");
   if (descriptor_ >= 0) return make_in_place(descriptor_, file_);
-  Replacement replacement(target_, file_);
-  make([&replacement](std::string_view text) { replacement.write(text); });
-  replacement.place();
-  if (replacement.placed()) return;
+  try {
+    return replace_file_by_parts(target_, [&make](FileSink sink) {
+      make([&sink](std::string_view text) { sink(std::as_bytes(std::span(text))); });
+    });
+  } catch (const FileError& error) {
+    // A mounted file, or another user's in /tmp, may be written but not replaced.
+    if (error.code() != EBUSY && error.code() != EPERM) refuse(file_, error.code());
+  }
   descriptor_ = ::open(target_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
   if (descriptor_ < 0) refuse(file_, errno);
   make_in_place(descriptor_, file_);

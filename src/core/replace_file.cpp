@@ -88,11 +88,11 @@ class NewFile {
       if (written <= 0) fail("writing failed");
       bytes = bytes.subspan(static_cast<std::size_t>(written));
     }
-    flush();
   }
 
   /// False if the file system gives a file without a name none.
   [[nodiscard]] bool take_name() {
+    flush();
     if (!path_.empty()) return true;
     const std::string from = link();
     path_ = new_name(place_);
@@ -106,7 +106,11 @@ class NewFile {
 
   void move_into_place() {
     struct stat before{};
-    if (::stat(place_.c_str(), &before) == 0) ::fchmod(descriptor_, before.st_mode & 07777);
+    if (::stat(place_.c_str(), &before) == 0) {
+      // Only root can give a file away; for other users this changes nothing.
+      static_cast<void>(!::fchown(descriptor_, before.st_uid, before.st_gid));
+      ::fchmod(descriptor_, before.st_mode & 07777);
+    }
     if (::close(std::exchange(descriptor_, -1)) != 0) fail("writing to the disk failed");
     check_stop();
     if (::rename(path_.c_str(), place_.c_str()) != 0) fail("renaming failed");
@@ -139,12 +143,13 @@ void write_folder_to_disk(const fs::path& folder) {
   ::close(descriptor);
 }
 
-bool write_new(const fs::path& place, bool is_nameless, std::span<const std::byte> content,
+/// `bytes`: how many there will be, 0 if that is not known.
+bool write_new(const fs::path& place, bool is_nameless, std::size_t bytes, FunctionRef<void(FileSink)> make,
                const std::atomic<bool>* stop) {
   NewFile written(place, is_nameless, stop);
   if (!written.is_open()) return false;
-  written.reserve(content.size());
-  written.write(content);
+  written.reserve(bytes);
+  make([&written](std::span<const std::byte> part) { written.write(part); });
   if (!written.take_name()) return false;
   written.move_into_place();
   return true;
@@ -166,12 +171,21 @@ fs::path place_of(const fs::path& file) {
   return place;
 }
 
+void replace(const fs::path& file, std::size_t bytes, FunctionRef<void(FileSink)> make,
+             const std::atomic<bool>* stop) {
+  const fs::path place = place_of(file);
+  if (!write_new(place, true, bytes, make, stop)) write_new(place, false, bytes, make, stop);
+  write_folder_to_disk(place.parent_path());
+}
+
 }  // namespace
 
 void replace_file(const fs::path& file, std::span<const std::byte> content, const std::atomic<bool>* stop) {
-  const fs::path place = place_of(file);
-  if (!write_new(place, true, content, stop)) write_new(place, false, content, stop);
-  write_folder_to_disk(place.parent_path());
+  replace(file, content.size(), [content](FileSink sink) { sink(content); }, stop);
+}
+
+void replace_file_by_parts(const fs::path& file, FunctionRef<void(FileSink)> make) {
+  replace(file, 0, make, nullptr);
 }
 
 }  // namespace penstock
