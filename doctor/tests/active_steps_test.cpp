@@ -1,8 +1,8 @@
 #include "doctor/timeline/active_steps.hpp"
 
 #include "doctor/timeline/timeline.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -10,8 +10,6 @@
 
 namespace penstock {
 namespace {
-
-using ::testing::ElementsAre;
 
 /// Three steps, with a gap before the third, and a window that goes on behind it.
 Timeline three_steps() {

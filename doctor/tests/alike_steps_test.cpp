@@ -2,8 +2,8 @@
 
 #include "doctor/timeline/timeline.hpp"
 #include "doctor/timeline/work_labels.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,13 +17,8 @@
 namespace penstock {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::Contains;
 using ::testing::Field;
-using ::testing::Ge;
-using ::testing::IsEmpty;
 using ::testing::Le;
-using ::testing::SizeIs;
 
 /// Kernels by their labels, and copies; 10 ns each, one every 11 ns, and a pause if the program makes one.
 class Loop {

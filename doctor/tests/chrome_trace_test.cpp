@@ -1,8 +1,8 @@
 #include "doctor/report/chrome_trace.hpp"
 
 #include "doctor/tests/timelines.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <zlib.h>
@@ -23,11 +23,6 @@ namespace {
 
 using nlohmann::json;
 using test::TimelineBuilder;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsSupersetOf;
-using ::testing::SizeIs;
 
 std::string written(const Timeline& timeline, const Diagnosis& diagnosis, bool gzip = false) {
   std::string text;

@@ -1,8 +1,8 @@
 #include "doctor/report/copy_rates.hpp"
 
 #include "doctor/tests/timelines.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,8 +13,6 @@ namespace penstock {
 namespace {
 
 using test::TimelineBuilder;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 void copy(TimelineBuilder& builder, CopyDirection direction, MemoryKind kind, std::uint64_t bytes,
           std::int64_t begin, std::int64_t took) {

@@ -3,8 +3,8 @@
 #include "doctor/tests/timelines.hpp"
 #include "doctor/timeline/time_spans.hpp"
 #include "doctor/timeline/work_labels.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,8 +21,6 @@ namespace {
 
 using test::device_accounts;
 using test::TimelineBuilder;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 DeviceAccount account_of(const TimelineBuilder& builder) {
   const std::vector<DeviceAccount> accounts = device_accounts(builder.sorted());

@@ -3,9 +3,9 @@
 #include "doctor/tests/timelines.hpp"
 #include "doctor/timeline/call_sites.hpp"
 #include "doctor/timeline/frame_names.hpp"
+#include "support/matchers.hpp"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,15 +22,6 @@ namespace penstock {
 namespace {
 
 using test::TimelineBuilder;
-using ::testing::AllOf;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::IsSupersetOf;
-using ::testing::Not;
-using ::testing::SizeIs;
-using ::testing::StartsWith;
 
 constexpr std::uint64_t kMiB4 = std::uint64_t{4} << 20;
 constexpr double kUs = 1e-6;

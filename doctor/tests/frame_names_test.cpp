@@ -4,8 +4,8 @@
 #include "doctor/rules/findings.hpp"
 #include "doctor/tests/timelines.hpp"
 #include "doctor/timeline/call_sites.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,11 +18,7 @@
 namespace penstock {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::Field;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 TEST(FrameNames, AreOnesOwnForEachCaller) {
   Timeline timeline;

@@ -1,9 +1,9 @@
 #include "doctor/rules/findings.hpp"
 #include "doctor/tests/timelines.hpp"
 #include "doctor/tests/traces.hpp"
+#include "support/matchers.hpp"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,11 +17,6 @@ namespace penstock {
 namespace {
 
 using test::TimelineBuilder;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 constexpr double kMs = 1e-3;
 
@@ -242,7 +237,7 @@ std::string preprocessing(int count, bool marked) {
 TEST(HostWork, IsInTheStacksOfATrace) {
   for (const bool marked : {true, false}) {
     const Timeline timeline = test::trace_of(preprocessing(8, marked));
-    ASSERT_THAT(timeline.steps, SizeIs(::testing::Ge(6U)));
+    ASSERT_THAT(timeline.steps, SizeIs(Ge(6U)));
     const std::vector<Finding> all = diagnose_timeline(timeline).findings;
     const auto found = std::ranges::find(all, "host-work", &Finding::id);
     ASSERT_NE(found, all.end());

@@ -1,8 +1,8 @@
 #include "doctor/report/timeline_excerpt.hpp"
 
 #include "doctor/tests/timelines.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,11 +16,6 @@ namespace penstock {
 namespace {
 
 using test::TimelineBuilder;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 TimelineExcerpt excerpt(const TimelineBuilder& builder, const ExcerptOptions& options = {}) {
   const Timeline timeline = builder.sorted();

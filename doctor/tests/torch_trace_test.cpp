@@ -3,12 +3,12 @@
 #include "doctor/timeline/call_sites.hpp"
 #include "doctor/timeline/frame_names.hpp"
 #include "doctor/timeline/timeline.hpp"
+#include "support/matchers.hpp"
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
 
@@ -27,9 +27,6 @@ namespace penstock {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr const char* kTrace = R"trace({"schemaVersion": 1,
 "deviceProperties": [{"id": 1, "name": "A GPU", "maxThreads": [1, {"x": "]"}]}],
@@ -106,7 +103,7 @@ TEST(TorchTrace, FindsStepsThatNobodyMarked) {
   const std::vector<TimeSpan> steps = parse(repeated(20)).steps;
   ASSERT_GE(steps.size(), 18U);
   for (const TimeSpan& step : steps) EXPECT_EQ(step.end - step.begin, 100'000);
-  EXPECT_THAT(parse(repeated(3)).steps, ::testing::IsEmpty());
+  EXPECT_THAT(parse(repeated(3)).steps, IsEmpty());
   const std::string marked = repeated(
       20, R"({"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "pid": 9, "tid": 9, "ts": 100,
               "dur": 50.5},)");

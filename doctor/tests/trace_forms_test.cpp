@@ -3,9 +3,9 @@
 #include "doctor/rules/findings.hpp"
 #include "doctor/tests/traces.hpp"
 #include "doctor/timeline/work_labels.hpp"
+#include "support/matchers.hpp"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -17,8 +17,6 @@ namespace {
 using test::trace_complaint;
 using test::trace_event;
 using test::trace_of;
-using ::testing::HasSubstr;
-using ::testing::SizeIs;
 
 constexpr const char* kWork = R"("device": 0, "stream": 7, "correlation": 2)";
 

@@ -2,9 +2,9 @@
 #include "doctor/tests/timelines.hpp"
 #include "doctor/tests/traces.hpp"
 #include "doctor/timeline/device_account.hpp"
+#include "support/matchers.hpp"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -15,9 +15,6 @@ namespace {
 
 using test::trace_event;
 using test::trace_of;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 std::string kernel_event(const std::string& name, int begin, int duration) {
   return trace_event("cuda_runtime", "cudaLaunchKernel", begin - 5, 2) +
@@ -85,9 +82,9 @@ TEST(TraceSteps, AreNotTheCopiesOfWeights) {
 }
 
 TEST(TraceSteps, MayBeMostOfATrace) {
-  EXPECT_THAT(trace_of(plain_layers(36)).steps, SizeIs(::testing::Ge(30U)));
+  EXPECT_THAT(trace_of(plain_layers(36)).steps, SizeIs(Ge(30U)));
   const Timeline more = trace_of(plain_layers(36) + kernel_event("last", 16'000, 60));
-  EXPECT_THAT(more.steps, SizeIs(::testing::Ge(30U))) << "less lies outside";
+  EXPECT_THAT(more.steps, SizeIs(Ge(30U))) << "less lies outside";
   EXPECT_THAT(outside_notes(more), IsEmpty());
 }
 
@@ -95,12 +92,12 @@ TEST(TraceSteps, AreKnownByWhatComesWithThem) {
   const std::string late = kernel_event("last", 400'000, 60);
   const auto with = [&late](const auto& act) { return trace_of(layers(36, act) + late).steps; };
   EXPECT_THAT(with([](int) { return std::string(); }), IsEmpty());
-  EXPECT_THAT(with(input), SizeIs(::testing::Ge(30U)));
+  EXPECT_THAT(with(input), SizeIs(Ge(30U)));
   EXPECT_THAT(with([](int t) { return trace_event("cuda_runtime", "cudaStreamSynchronize", t + 200, 2); }),
-              SizeIs(::testing::Ge(30U)));
+              SizeIs(Ge(30U)));
   EXPECT_THAT(
       with([](int t) { return trace_event("user_annotation", "Optimizer.step#SGD.step", t + 100, 2); }),
-      SizeIs(::testing::Ge(30U)));
+      SizeIs(Ge(30U)));
 }
 
 TEST(TraceSteps, TellWhatLiesOutside) {
@@ -108,7 +105,7 @@ TEST(TraceSteps, TellWhatLiesOutside) {
       trace_of(layers(36, input) + kernel_event("last", 400'000, 60) +
                trace_event("cuda_runtime", "cudaDeviceSynchronize", 390'000, 9) + input(395'000));
   EXPECT_THAT(outside_notes(timeline),
-              ::testing::ElementsAre(HasSubstr("copies between host and GPU and 1 waits of the host")));
+              ElementsAre(HasSubstr("copies between host and GPU and 1 waits of the host")));
 }
 
 std::string draw(int begin) {
@@ -169,7 +166,7 @@ TEST(TraceSteps, AreWhatRepeatsIfFewBatchesAreDrawnInEach) {
       text += draw(begin + 200 * part) + kernel_event(fmt::format("k{}", part), begin + 200 * part + 50, 9);
   }
   const std::vector<TimeSpan> steps = trace_of(text).steps;
-  EXPECT_THAT(steps, SizeIs(::testing::Ge(17U)));
+  EXPECT_THAT(steps, SizeIs(Ge(17U)));
   EXPECT_THAT(steps, SizeIs(::testing::Le(20U)));
 }
 

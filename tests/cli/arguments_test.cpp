@@ -1,7 +1,7 @@
 #include "cli/command.hpp"
 #include "cli/datasets.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -16,8 +16,6 @@ namespace {
 using nlohmann::json;
 using testing::Command;
 using testing::CommandResult;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 using Words = std::vector<std::string>;
 

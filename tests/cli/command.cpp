@@ -1,11 +1,14 @@
 #include "cli/command.hpp"
 
+#include "support/matchers.hpp"
+
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -49,9 +52,7 @@ std::string command_path() {
 }
 
 std::vector<std::string> words_of(const std::vector<std::string>& arguments) {
-  std::vector<std::string> words{command_path()};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  return words;
+  return joined({{command_path()}, arguments});
 }
 
 Child start(std::vector<std::string> words, const std::vector<std::string>& environment, bool terminal,
@@ -159,6 +160,30 @@ CommandResult Command::run_script(const std::string& script) const {
 
 CommandResult Command::run_on_terminal(const std::vector<std::string>& arguments) const {
   return finish(start(words_of(arguments), environment, true), [](const std::string&) {});
+}
+
+std::vector<std::string> joined(std::initializer_list<std::vector<std::string>> parts) {
+  std::vector<std::string> all;
+  for (const std::vector<std::string>& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+std::size_t count_of(const std::string& text, const std::string& words) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++count;
+  return count;
+}
+
+void expect_complaint(const CommandResult& result, int status, const std::string& words) {
+  EXPECT_EQ(result.status, status) << result.errors;
+  EXPECT_THAT(result.errors, AllOf(StartsWith("penstock: "), HasSubstr(words)));
+  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+  EXPECT_EQ(result.output, "");
+}
+
+void CommandTest::write(const std::string& name, const std::string& text) const {
+  fs::create_directories(fs::path(path(name)).parent_path());
+  std::ofstream(path(name), std::ios::binary) << text;
 }
 
 std::string read_text(const std::filesystem::path& file) {

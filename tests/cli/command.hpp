@@ -1,10 +1,12 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <nlohmann/json_fwd.hpp>
 
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -43,7 +45,27 @@ class Command {
   std::filesystem::path home_;
 };
 
+/// These words one after the other.
+[[nodiscard]] std::vector<std::string> joined(std::initializer_list<std::vector<std::string>> parts);
+
 [[nodiscard]] std::string read_text(const std::filesystem::path& file);
+
+/// How often the text has the words.
+[[nodiscard]] std::size_t count_of(const std::string& text, const std::string& words);
+
+/// The command ended with this status, printed nothing, and complained in one line that has the words.
+void expect_complaint(const CommandResult& result, int status, const std::string& words);
+
+/// A test of the command, with files in its home.
+class CommandTest : public ::testing::Test {
+ protected:
+  [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
+  [[nodiscard]] std::string read(const std::string& name) const { return read_text(path(name)); }
+  /// Makes its folders, too.
+  void write(const std::string& name, const std::string& text) const;
+
+  Command command_;
+};
 
 /// What the page of a report shows.
 [[nodiscard]] nlohmann::json data_of(const std::string& page);

@@ -1,11 +1,12 @@
 #include "cli/command.hpp"
 
+#include "support/matchers.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/transfer/group_profile.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -20,19 +21,14 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::Command;
 using testing::CommandResult;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::Not;
+using testing::expect_complaint;
 using testing::read_text;
-using ::testing::StartsWith;
 
 const std::vector<std::string> kMeasure{"link",        "--device", "host",          "--quick",
                                         "--max-bytes", "64KiB",    "--repetitions", "2"};
 
-std::vector<std::string> measure_and(std::vector<std::string> more) {
-  std::vector<std::string> arguments = kMeasure;
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
+std::vector<std::string> measure_and(const std::vector<std::string>& more) {
+  return testing::joined({kMeasure, more});
 }
 
 std::vector<fs::path> files_below(const fs::path& directory) {
@@ -41,14 +37,6 @@ std::vector<fs::path> files_below(const fs::path& directory) {
     if (entry.is_regular_file()) files.push_back(entry.path());
   }
   return files;
-}
-
-void expect_complaint(const CommandResult& result, int status, const std::string& words) {
-  EXPECT_EQ(result.status, status) << result.errors;
-  EXPECT_THAT(result.errors, StartsWith("penstock: "));
-  EXPECT_THAT(result.errors, HasSubstr(words));
-  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
-  EXPECT_EQ(result.output, "");
 }
 
 TEST(CommandLine, SaysItsVersionAndHelps) {
@@ -200,7 +188,7 @@ TEST(CommandLink, DrawsInUnicodeOnATerminalThatHasIt) {
   EXPECT_THAT(result.output, HasSubstr("─"));
   EXPECT_THAT(result.errors, HasSubstr("\r"));
   EXPECT_THAT(result.errors, HasSubstr("█"));
-  EXPECT_THAT(result.errors, ::testing::EndsWith("\r\033[K")) << "the bar goes when it is done";
+  EXPECT_THAT(result.errors, EndsWith("\r\033[K")) << "the bar goes when it is done";
   EXPECT_TRUE(files_below(command.home()).empty());
   command.environment.back() = "LANG=C";
   const CommandResult ascii = command.run(measure_and({"--no-store"}));
@@ -234,7 +222,7 @@ TEST(CommandLink, EndsCleanlyWhenInterrupted) {
     const CommandResult result =
         command.interrupt({"link", "--device", "host", "--max-bytes", "8MiB"}, "host memory copy", signal);
     EXPECT_EQ(result.status, 130) << result.errors;
-    EXPECT_THAT(result.errors, ::testing::EndsWith("penstock: interrupted; nothing was stored\n"));
+    EXPECT_THAT(result.errors, EndsWith("penstock: interrupted; nothing was stored\n"));
     EXPECT_EQ(result.output, "");
     EXPECT_TRUE(files_below(command.home()).empty());
   }

@@ -1,6 +1,7 @@
 #include "feed_account.hpp"
 
-#include <gmock/gmock.h>
+#include "support/matchers.hpp"
+
 #include <gtest/gtest.h>
 
 #include <string>
@@ -8,11 +9,6 @@
 
 namespace penstock::cli {
 namespace {
-
-using ::testing::ContainsRegex;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// Batches that each take a second. The consumer waits for the given share of it.
 std::vector<BatchTimes> timeline_of(const std::vector<double>& waits) {

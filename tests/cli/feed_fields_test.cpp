@@ -1,17 +1,15 @@
 #include "feed_fields.hpp"
 
 #include "commands.hpp"
+#include "support/matchers.hpp"
 
 #include <penstock/data/readers.hpp>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace penstock::cli {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
 
 Dataset make_dataset() {

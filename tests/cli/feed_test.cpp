@@ -1,11 +1,11 @@
 #include "cli/command.hpp"
 #include "cli/datasets.hpp"
+#include "support/matchers.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -19,17 +19,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
-using ::testing::ContainsRegex;
+using testing::count_of;
 using testing::data_of;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::random_values;
 using testing::read_text;
-using ::testing::StartsWith;
 
 using Arguments = std::vector<std::string>;
 
@@ -64,11 +59,7 @@ class Feed : public ::testing::Test {
 
   void expect_complaint(const Arguments& more, int status, const std::string& words,
                         const std::string& device = "host") const {
-    const CommandResult result = command.run(feed(more, device));
-    EXPECT_EQ(result.status, status) << result.errors;
-    EXPECT_THAT(result.errors, AllOf(StartsWith("penstock: "), HasSubstr(words)));
-    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
-    EXPECT_EQ(result.output, "");
+    testing::expect_complaint(command.run(feed(more, device)), status, words);
   }
 
   Command command;
@@ -100,7 +91,7 @@ TEST_F(Feed, CountsAndVerifiesEveryByte) {
     // "unknown": on a loaded machine the first batch may take longer than all others.
     EXPECT_THAT(
         (std::vector<std::string>{"consumer", "link", "gather", "device", "residency", "batches", "unknown"}),
-        ::testing::Contains(value["limited_by"].get<std::string>()));
+        Contains(value["limited_by"].get<std::string>()));
     ASSERT_EQ(value["epochs"].size(), 3u);
     for (const json& epoch : value["epochs"]) {
       EXPECT_EQ(epoch["samples"], 100);
@@ -256,12 +247,6 @@ TEST_F(Feed, TellsOfAFailureInMidFeed) {
   EXPECT_THAT(value["error"].get<std::string>(), HasSubstr(images.string()));
   EXPECT_EQ(value["verified"], false);
   EXPECT_GE(value["samples"], 200);
-}
-
-std::size_t count_of(const std::string& text, const std::string& words) {
-  std::size_t count = 0;
-  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++count;
-  return count;
 }
 
 TEST_F(Feed, TheReportSaysWhenAndHowItWasMadeAndWhatItsFiguresMean) {

@@ -3,12 +3,12 @@
 #include "cli/datasets.hpp"
 #include "cli/shared/signals.hpp"
 #include "feed_run.hpp"
+#include "support/matchers.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/data/readers.hpp>
 #include <penstock/memory/pool.hpp>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -21,8 +21,6 @@
 namespace penstock::cli {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::random_values;
 
 constexpr std::size_t kSamples = 50;

@@ -1,8 +1,8 @@
 #include "cli/command.hpp"
 #include "cli/datasets.hpp"
 #include "data/cold_file.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -14,13 +14,10 @@ namespace penstock {
 namespace {
 
 using nlohmann::json;
-using testing::Command;
 using testing::CommandResult;
-using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
-using ::testing::StartsWith;
 
-class Load : public ::testing::Test {
+class Load : public testing::CommandTest {
  protected:
   /// Two files of 100,000 and 5 bytes.
   void write_model() const {
@@ -35,14 +32,8 @@ class Load : public ::testing::Test {
     return command_.run_script("\"$PENSTOCK\" load " + words);
   }
   void expect_complaint(const std::string& words, int status, const std::string& part) const {
-    const CommandResult result = load(words);
-    EXPECT_EQ(result.status, status) << result.errors;
-    EXPECT_THAT(result.errors, StartsWith("penstock: "));
-    EXPECT_THAT(result.errors, HasSubstr(part));
-    EXPECT_EQ(result.output, "");
+    testing::expect_complaint(load(words), status, part);
   }
-
-  Command command_;
 };
 
 TEST_F(Load, SaysWhatWasLoadedAndWhatLimitedIt) {

@@ -3,9 +3,9 @@
 #include "cli/command.hpp"
 #include "cli/datasets.hpp"
 #include "cli/shared/signals.hpp"
+#include "support/matchers.hpp"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
@@ -23,12 +23,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using ::testing::AllOf;
 using testing::Command;
 using testing::CommandResult;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
+using testing::expect_complaint;
 
 /// A home with a dataset, and scripts that run in it.
 class Output : public ::testing::Test {
@@ -55,11 +52,6 @@ class Output : public ::testing::Test {
   }
   void put(const std::string& file, const std::string& text) const {
     std::ofstream(home / file, std::ios::binary) << text;
-  }
-  static void expect_complaint(const CommandResult& result, int status, const std::string& words) {
-    EXPECT_EQ(result.status, status) << result.errors;
-    EXPECT_THAT(result.errors, AllOf(StartsWith("penstock: "), HasSubstr(words)));
-    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
   }
 
   Command command;

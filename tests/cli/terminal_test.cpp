@@ -1,6 +1,7 @@
 #include "cli/shared/terminal.hpp"
 
-#include <gmock/gmock.h>
+#include "support/matchers.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,10 +9,6 @@
 
 namespace penstock::cli {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;

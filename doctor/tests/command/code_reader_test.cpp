@@ -1,8 +1,8 @@
 #include "doctor/command/code_reader.hpp"
 
+#include "support/matchers.hpp"
 #include "support/temp_directory.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -15,14 +15,11 @@ namespace penstock::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
 using ::testing::Field;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 auto place(const std::string& function, const std::string& file, std::uint32_t line) {
-  return ::testing::AllOf(Field(&CodePlace::function, function), Field(&CodePlace::file, file),
-                          Field(&CodePlace::line, line));
+  return AllOf(Field(&CodePlace::function, function), Field(&CodePlace::file, file),
+               Field(&CodePlace::line, line));
 }
 
 TEST(CodeReader, ReadsFunctionsThatWereInlined) {

@@ -1,6 +1,6 @@
 #include "cli/command.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -16,47 +16,26 @@ namespace penstock {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::Command;
 using testing::CommandResult;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
+using testing::expect_complaint;
 
 /// The command with a python3 in the PATH that is a shell script.
-class Doctor : public ::testing::Test {
+class Doctor : public testing::CommandTest {
  protected:
   Doctor() {
     write("train.py", "");
-    command_.environment.push_back("PATH=" + (command_.home() / "bin").string());
-  }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(command_.home() / name) << text;
+    command_.environment.push_back("PATH=" + path("bin"));
   }
   void write_python(const std::string& script) const {
-    fs::create_directories(command_.home() / "bin");
     write("bin/python3", "#!/bin/sh\n" + script);
     fs::permissions(command_.home() / "bin/python3", fs::perms::owner_all);
   }
   [[nodiscard]] std::string loader(const std::string& name = "loader") const {
-    return (command_.home() / "train.py").string() + ":" + name;
+    return path("train.py") + ":" + name;
   }
-  [[nodiscard]] CommandResult examine(std::vector<std::string> more = {}) const {
-    std::vector<std::string> arguments{"doctor", "--loader", loader()};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return command_.run(arguments);
+  [[nodiscard]] CommandResult examine(const std::vector<std::string>& more = {}) const {
+    return command_.run(testing::joined({{"doctor", "--loader", loader()}, more}));
   }
-  void expect_complaint(const CommandResult& result, int status, const std::string& words) const {
-    EXPECT_EQ(result.status, status) << result.errors;
-    EXPECT_THAT(result.errors, StartsWith("penstock: "));
-    EXPECT_THAT(result.errors, HasSubstr(words));
-    EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
-    EXPECT_EQ(result.output, "");
-  }
-  [[nodiscard]] std::string read(const std::string& name) const {
-    return testing::read_text(command_.home() / name);
-  }
-
-  Command command_;
 };
 
 TEST_F(Doctor, TellsPythonWhatToExamine) {
@@ -64,7 +43,7 @@ TEST_F(Doctor, TellsPythonWhatToExamine) {
       "eval \"echo verdict >&$7\"; shift 2; for word in \"$@\"; do echo \"<$word>\"; done; echo trouble >&2");
   const CommandResult result = examine({"--seconds", "0.5", "--step", "12.5"});
   EXPECT_EQ(result.status, 0) << result.errors;
-  const std::string file = (command_.home() / "train.py").string();
+  const std::string file = path("train.py");
   EXPECT_THAT(result.output, StartsWith("<" + file + ">\n<loader>\n<0.5>\n<12.5>\n<"));
   EXPECT_EQ(result.errors, "trouble\n");
   EXPECT_THAT(examine().output, HasSubstr("<2>\n<>\n<"));
@@ -88,8 +67,7 @@ TEST_F(Doctor, RunsAProgramThatImportsThePackage) {
 TEST_F(Doctor, SplitsTheNameOffAtTheLastColon) {
   write_python("eval \"echo verdict >&$7\"; echo \"$3 $4\"");
   write("a:b.py", "");
-  const CommandResult result =
-      command_.run({"doctor", "--loader", (command_.home() / "a:b.py").string() + ":make"});
+  const CommandResult result = command_.run({"doctor", "--loader", path("a:b.py") + ":make"});
   EXPECT_THAT(result.output, HasSubstr("a:b.py make\n"));
 }
 
@@ -126,7 +104,7 @@ TEST_F(Doctor, WritesTheJsonOfPython) {
   ASSERT_EQ(to_output.status, 0) << to_output.errors;
   EXPECT_EQ(to_output.output, "{\"schema\": 1}\n");
   EXPECT_EQ(to_output.errors, "text\n") << "what the user's program prints does not mix with it";
-  const CommandResult to_file = examine({"--json", (command_.home() / "verdict.json").string()});
+  const CommandResult to_file = examine({"--json", path("verdict.json")});
   ASSERT_EQ(to_file.status, 0) << to_file.errors;
   EXPECT_EQ(to_file.output, "text\n");
   EXPECT_EQ(read("verdict.json"), "{\"schema\": 1}\n");
@@ -135,21 +113,21 @@ TEST_F(Doctor, WritesTheJsonOfPython) {
 TEST_F(Doctor, KeepsAnOldFileIfPythonFails) {
   write_python("eval \"echo half >&$7\"; exit 1");
   write("verdict.json", "old");
-  EXPECT_EQ(examine({"--json", (command_.home() / "verdict.json").string()}).status, 1);
+  EXPECT_EQ(examine({"--json", path("verdict.json")}).status, 1);
   EXPECT_EQ(read("verdict.json"), "old");
 }
 
 TEST_F(Doctor, TellsThatPythonEndsWithoutAVerdict) {
   write_python("exit 0");
   write("verdict.json", "old");
-  const CommandResult result = examine({"--json", (command_.home() / "verdict.json").string()});
+  const CommandResult result = examine({"--json", path("verdict.json")});
   expect_complaint(result, 1, "python3 ended without a verdict, with exit status 0; if ");
   EXPECT_EQ(read("verdict.json"), "old");
 }
 
 TEST_F(Doctor, DoesNotReplaceTheProgram) {
   write_python("exit 0");
-  expect_complaint(examine({"--json", (command_.home() / "train.py").string()}), 2, "the loader's program");
+  expect_complaint(examine({"--json", path("train.py")}), 2, "the loader's program");
 }
 
 TEST_F(Doctor, StopsPythonIfItIsInterrupted) {

@@ -1,6 +1,7 @@
 #include "doctor/report/gain_comparison.hpp"
 
-#include <gmock/gmock.h>
+#include "support/matchers.hpp"
+
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -11,12 +12,6 @@
 
 namespace penstock::cli {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 constexpr TraceTime kTraceMillisecond = 1'000'000;
 

@@ -1,9 +1,9 @@
 #include "doctor/report/rank_comparison.hpp"
 
 #include "cli/command.hpp"
+#include "support/matchers.hpp"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -17,15 +17,7 @@ namespace {
 using cli::compare_ranks;
 using cli::RankFigures;
 using nlohmann::json;
-using ::testing::AllOf;
-using testing::Command;
 using testing::CommandResult;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
-using ::testing::StartsWith;
 
 constexpr double kMs = 1e-3;
 
@@ -87,22 +79,15 @@ std::string rank_trace(int number, int kernels) {
   return fmt::format(R"({{"distributedInfo": {{"rank": {}}}, "traceEvents": [{}]}})", number, events);
 }
 
-class RankDoctor : public ::testing::Test {
+class RankDoctor : public testing::CommandTest {
  protected:
   RankDoctor() {
     write("b.json", rank_trace(0, 300));
     write("a.json", rank_trace(1, 700));
   }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(command_.home() / name) << text;
+  [[nodiscard]] CommandResult examine(const std::vector<std::string>& more = {}) const {
+    return command_.run(testing::joined({{"doctor", path("a.json"), path("b.json")}, more}));
   }
-  [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
-  [[nodiscard]] CommandResult examine(std::vector<std::string> more = {}) const {
-    more.insert(more.begin(), {"doctor", path("a.json"), path("b.json")});
-    return command_.run(more);
-  }
-
-  Command command_;
 };
 
 TEST_F(RankDoctor, ComparesTheTracesOfRanks) {
@@ -130,7 +115,7 @@ TEST_F(RankDoctor, DrawsTheFirstTrace) {
   const CommandResult result = examine({"--html", path("page.html")});
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_THAT(result.output, HasSubstr(fmt::format("Drawn is {}, the first trace.", path("a.json"))));
-  const std::string page = testing::read_text(command_.home() / "page.html");
+  const std::string page = read("page.html");
   EXPECT_THAT(page, AllOf(HasSubstr("a.json"), HasSubstr("b.json")));
 }
 

@@ -2,11 +2,11 @@
 #include "cli/shared/terminal.hpp"
 #include "doctor/report/budget.hpp"
 #include "doctor/report/trace_report.hpp"
+#include "support/matchers.hpp"
 
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -28,17 +28,9 @@ using cli::BudgetLine;
 using cli::check_budget;
 using cli::parse_budget;
 using nlohmann::json;
-using ::testing::AllOf;
-using testing::Command;
 using testing::CommandResult;
 using testing::data_of;
-using ::testing::ElementsAre;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
-using ::testing::StartsWith;
+using testing::expect_complaint;
 
 std::string event(const char* category, const std::string& name, int begin, int end,
                   const std::string& args = "{}") {
@@ -67,26 +59,11 @@ std::string trace_text(const std::string& frame = "train.py(3): main", int steps
   return text + "]}";
 }
 
-class TraceDoctor : public ::testing::Test {
+class TraceDoctor : public testing::CommandTest {
  protected:
   TraceDoctor() { write("trace.json", trace_text()); }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(command_.home() / name) << text;
-  }
-  [[nodiscard]] std::string path(const std::string& name) const { return (command_.home() / name).string(); }
   [[nodiscard]] CommandResult examine(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> words{"doctor", path("trace.json")};
-    words.insert(words.end(), more.begin(), more.end());
-    return command_.run(words);
-  }
-  [[nodiscard]] std::string read(const std::string& name) const {
-    return testing::read_text(command_.home() / name);
-  }
-  void expect_complaint(const CommandResult& result, int status, const std::string& words) const {
-    EXPECT_EQ(result.status, status) << result.errors;
-    EXPECT_THAT(result.errors, StartsWith("penstock: "));
-    EXPECT_THAT(result.errors, HasSubstr(words));
-    EXPECT_EQ(result.output, "");
+    return command_.run(testing::joined({{"doctor", path("trace.json")}, more}));
   }
   /// Writes link.json for the host device, and returns that one's name.
   std::string measure_link() const {
@@ -104,8 +81,6 @@ class TraceDoctor : public ::testing::Test {
     std::string text = trace_text();
     write("trace.json", text.replace(text.find(only), only.size(), described));
   }
-
-  Command command_;
 };
 
 TEST_F(TraceDoctor, TellsWhereTheTimeWentAndWhatToChange) {

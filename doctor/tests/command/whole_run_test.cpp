@@ -1,8 +1,8 @@
 #include "doctor/report/whole_run.hpp"
 
 #include "doctor/report/trace_report.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -10,10 +10,6 @@
 
 namespace penstock::cli {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// Ten of 100 seconds.
 Recording recording() {

@@ -4,9 +4,9 @@
 #include "doctor/recorder/native_stack.hpp"
 #include "doctor/tests/recorder/recorder_fixture.hpp"
 #include "doctor/timeline/frame_names.hpp"
+#include "support/matchers.hpp"
 #include "support/temp_directory.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -20,13 +20,6 @@ namespace penstock {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::EndsWith;
-using ::testing::Ge;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 // The stack of a thread
 

@@ -3,8 +3,8 @@
 #include "doctor/recorder/numa_nodes.hpp"
 #include "doctor/tests/recorder/recorder_fixture.hpp"
 #include "doctor/timeline/timeline.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
@@ -29,18 +29,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using ::testing::AllOf;
 using testing::CommandResult;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::Ge;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::IsSupersetOf;
 using ::testing::Lt;
-using ::testing::Not;
-using ::testing::SizeIs;
-using ::testing::StartsWith;
 
 class Recorder : public testing::RecorderTest {
  protected:
@@ -48,10 +38,6 @@ class Recorder : public testing::RecorderTest {
   [[nodiscard]] json examine(const std::vector<std::string>& words) const {
     const CommandResult result = run(words, {"--json", path("report.json")});
     return read_report();
-  }
-  void write(const std::string& name, const std::string& text) const {
-    fs::create_directories((command_.home() / name).parent_path());
-    std::ofstream(command_.home() / name) << text;
   }
   /// As the module in which PyTorch has its DataLoader.
   void install(const std::string& text) {
@@ -74,10 +60,8 @@ TEST_F(Recorder, ExaminesAProgramAndPassesItsOutputAndStatusOn) {
 }
 
 TEST_F(Recorder, RunsWhatIsSaidToRunAndReadsWhatIsSaidToRead) {
-  const std::vector<std::string> program{"--", PENSTOCK_RECORDER_PROGRAM, "init", "steps=20", "exit=5"};
-  std::vector<std::string> words{"doctor", "run", "--record", path("recorded")};
-  words.insert(words.end(), program.begin(), program.end());
-  const CommandResult run = command_.run(words);
+  const CommandResult run = command_.run({"doctor", "run", "--record", path("recorded"), "--",
+                                          PENSTOCK_RECORDER_PROGRAM, "init", "steps=20", "exit=5"});
   EXPECT_EQ(run.status, 5);
   EXPECT_THAT(run.errors, HasSubstr("pageable-copies"));
   const CommandResult report = command_.run({"doctor", "read", path("recorded")});
@@ -483,11 +467,10 @@ TEST_F(Recorder, SaysThatNothingWasRecordedAndWhatTheReasonMayBe) {
 }
 
 TEST_F(Recorder, AFileThatCannotBeReadCostsOnlyItself) {
-  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
   write("budget", "step below 1000 ms\n");
-  const CommandResult result = command_.run(
-      {"doctor", "--json", path("report.json"), "--record", path("run"), "--budget", path("budget"), "--",
-       "sh", "-c", "$PROGRAM init steps=30; : >$PENSTOCK_RECORD/1.penstock; exit 7"});
+  const CommandResult result =
+      run_script("$PROGRAM init steps=30; : >$PENSTOCK_RECORD/1.penstock; exit 7",
+                 {"--json", path("report.json"), "--record", path("run"), "--budget", path("budget")});
   EXPECT_EQ(result.status, 7);
   EXPECT_THAT(result.errors,
               AllOf(HasSubstr("GPU 0: 28 steps"), HasSubstr("The budget is kept."),
@@ -507,10 +490,9 @@ TEST_F(Recorder, AFileThatCannotBeReadCostsOnlyItself) {
 
 TEST_F(Recorder, AFailureOfTheReportKeepsTheStatusAndWhatWasRecorded) {
   fs::create_directory(path("out"));
-  command_.environment.insert(command_.environment.end(),
-                              {"PROGRAM=" PENSTOCK_RECORDER_PROGRAM, "OUT=" + path("out")});
-  const CommandResult result = command_.run({"doctor", "--json", path("out/report.json"), "--", "sh", "-c",
-                                             "$PROGRAM init steps=30; rm -r $OUT; exit 7"});
+  command_.environment.push_back("OUT=" + path("out"));
+  const CommandResult result =
+      run_script("$PROGRAM init steps=30; rm -r $OUT; exit 7", {"--json", path("out/report.json")});
   EXPECT_EQ(result.status, 7);
   EXPECT_THAT(result.errors, AllOf(HasSubstr("GPU 0: 28 steps"), HasSubstr("report.json cannot be written")));
   const std::string before = "penstock: the recordings stay in ";
@@ -519,16 +501,12 @@ TEST_F(Recorder, AFailureOfTheReportKeepsTheStatusAndWhatWasRecorded) {
   const std::string folder = result.errors.substr(begin, result.errors.find(';', begin) - begin);
   EXPECT_THAT(command_.run({"doctor", folder}).output, HasSubstr("GPU 0: 28 steps"));
   fs::remove_all(folder);
-  const CommandResult gone = command_.run({"doctor", "--record", path("run"), "--", "sh", "-c",
-                                           "rm -r $PENSTOCK_RECORD; : >$PENSTOCK_RECORD; exit 7"});
+  const CommandResult gone =
+      run_script("rm -r $PENSTOCK_RECORD; : >$PENSTOCK_RECORD; exit 7", {"--record", path("run")});
   EXPECT_EQ(gone.status, 7);
   EXPECT_THAT(gone.errors, HasSubstr("run cannot be read: Not a directory"));
   fs::remove(path("run"));
-  EXPECT_EQ(command_
-                .run({"doctor", "--record", path("run"), "--", "sh", "-c",
-                      "rm -r $PENSTOCK_RECORD; : >$PENSTOCK_RECORD"})
-                .status,
-            1);
+  EXPECT_EQ(run_script("rm -r $PENSTOCK_RECORD; : >$PENSTOCK_RECORD", {"--record", path("run")}).status, 1);
 }
 
 TEST_F(Recorder, RefusesAFolderWithoutRoom) {
@@ -548,10 +526,8 @@ TEST_F(Recorder, RefusesAFolderWithoutRoom) {
 }
 
 TEST_F(Recorder, TellsOfAProcessThatHadNoRoom) {
-  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
-  const CommandResult result =
-      command_.run({"doctor", "--json", path("report.json"), "--", "sh", "-c",
-                    "$PROGRAM init steps=20; ulimit -f 1000; $PROGRAM init steps=20"});
+  const CommandResult result = run_script("$PROGRAM init steps=20; ulimit -f 1000; $PROGRAM init steps=20",
+                                          {"--json", path("report.json")});
   EXPECT_EQ(result.status, 0);
   EXPECT_THAT(
       result.errors,
@@ -571,7 +547,6 @@ TEST_F(Recorder, RefusesFoldersForTemporaryFilesThatDoNotExist) {
 }
 
 TEST_F(Recorder, ItsStandardOutputHasOnlyWhatIsWrittenThere) {
-  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
   const CommandResult result = run({"init", "steps=20", "say=hello"}, {"--json", "-"});
   EXPECT_EQ(result.status, 0);
   EXPECT_TRUE(json::accept(result.output)) << result.output;
@@ -630,10 +605,9 @@ TEST_F(Recorder, AForkedChildLeavesTheRecordingAlone) {
 }
 
 TEST_F(Recorder, RecordsEachProcess) {
-  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
   const CommandResult result =
-      command_.run({"doctor", "--json", path("report.json"), "--", "sh", "-c",
-                    "$PROGRAM init steps=20 & $PROGRAM init pinned=20; wait; $PROGRAM init"});
+      run_script("$PROGRAM init steps=20 & $PROGRAM init pinned=20; wait; $PROGRAM init",
+                 {"--json", path("report.json")});
   ASSERT_EQ(result.status, 0) << result.errors;
   const json report = read_report();
   EXPECT_THAT(report.at("processes"), SizeIs(2));
@@ -714,10 +688,9 @@ TEST_F(Recorder, TellsInTheJsonWhetherABudgetIsKept) {
 }
 
 TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
-  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
   const CommandResult first =
-      command_.run({"doctor", "--json", path("report.json"), "--record", path("run"), "--html",
-                    path("page.html"), "--", "sh", "-c", "$PROGRAM init steps=20; $PROGRAM init pinned=40"});
+      run_script("$PROGRAM init steps=20; $PROGRAM init pinned=40",
+                 {"--json", path("report.json"), "--record", path("run"), "--html", path("page.html")});
   ASSERT_EQ(first.status, 0) << first.errors;
   const json processes = read_report().at("processes");
   const std::string names[] = {processes[0].at("trace"), processes[1].at("trace")};
@@ -727,9 +700,7 @@ TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
                         "FOLDER --process N draws another one. The page has the findings of all of them.\n"));
   const std::string number = std::to_string(processes[1].at("process").get<int>());
   const auto draw = [&](const std::vector<std::string>& options) {
-    std::vector<std::string> all{"doctor", path("run"), "--html", path("page.html")};
-    all.insert(all.end(), options.begin(), options.end());
-    return command_.run(all);
+    return command_.run(testing::joined({{"doctor", path("run"), "--html", path("page.html")}, options}));
   };
   const CommandResult second = draw({"--process", number});
   ASSERT_EQ(second.status, 0) << second.errors;
@@ -747,22 +718,17 @@ TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
 }
 
 TEST_F(Recorder, ShowsAllProcessesOnOnePage) {
-  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
   write("budget", "no pageable-copies\n");
   const CommandResult result =
-      command_.run({"doctor", "--json", path("report.json"), "--html", path("page.html"), "--budget",
-                    path("budget"), "--", "sh", "-c", "$PROGRAM init pinned=40; $PROGRAM init steps=20"});
+      run_script("$PROGRAM init pinned=40; $PROGRAM init steps=20",
+                 {"--json", path("report.json"), "--html", path("page.html"), "--budget", path("budget")});
   ASSERT_EQ(result.status, 3) << result.errors;
   const json processes = read_report().at("processes");
   const auto name = [&](std::size_t i) {
     return "process " + std::to_string(processes.at(i).at("process").get<int>());
   };
   const std::string page = read("page.html");
-  const auto times = [&page](const std::string& words) {
-    std::size_t count = 0;
-    for (std::size_t at = page.find(words); at != std::string::npos; at = page.find(words, at + 1)) ++count;
-    return count;
-  };
+  const auto times = [&page](const std::string& words) { return testing::count_of(page, words); };
   for (const std::size_t i : {0, 1}) {
     const std::string heading = "<h3 class=\"process\">" + name(i) + "</h3>\n";
     EXPECT_EQ(times(heading + "<h3>GPU 0"), 1U);
@@ -782,10 +748,8 @@ TEST_F(Recorder, ShowsAllProcessesOnOnePage) {
 }
 
 TEST_F(Recorder, SaysOnceWhatItDidNotExamineInAllProcesses) {
-  command_.environment.push_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM);
-  const CommandResult result =
-      command_.run({"doctor", "--json", path("report.json"), "--html", path("page.html"), "--", "sh", "-c",
-                    "$PROGRAM init steps=20; $PROGRAM init steps=2"});
+  const CommandResult result = run_script("$PROGRAM init steps=20; $PROGRAM init steps=2",
+                                          {"--json", path("report.json"), "--html", path("page.html")});
   ASSERT_EQ(result.status, 0) << result.errors;
   const std::string number = std::to_string(read_report().at("processes").at(1).at("process").get<int>());
   const std::string page = read("page.html");
@@ -813,10 +777,7 @@ TEST_F(Recorder, SaysWhatIsWrongWithTheCommand) {
               HasSubstr("a program behind -- is required"));
   for (const std::vector<std::string>& other :
        {std::vector<std::string>{"--loader", "a.py:b"}, {"base.json"}}) {
-    std::vector<std::string> words{"doctor"};
-    words.insert(words.end(), other.begin(), other.end());
-    words.insert(words.end(), {"--", PENSTOCK_RECORDER_PROGRAM, "say=started"});
-    const CommandResult both = command_.run(words);
+    const CommandResult both = run({"say=started"}, other);
     EXPECT_EQ(both.status, 2);
     EXPECT_THAT(both.errors, HasSubstr(other.back()));
     EXPECT_THAT(both.output, IsEmpty());
@@ -1058,10 +1019,12 @@ class WorkingRecorder : public Recorder {
   }
   [[nodiscard]] json examine_python(const std::string& python, const std::string& word,
                                     const std::vector<std::string>& options = {}) const {
-    std::vector<std::string> all{"doctor", "--json", path("report.json")};
-    all.insert(all.end(), options.begin(), options.end());
-    all.insert(all.end(), {"--", python, path("work.py"), word});
-    EXPECT_EQ(command_.run(all).status, 0);
+    EXPECT_EQ(
+        command_
+            .run(testing::joined(
+                {{"doctor", "--json", path("report.json")}, options, {"--", python, path("work.py"), word}}))
+            .status,
+        0);
     return read_report();
   }
 };

@@ -5,11 +5,11 @@
 #include "doctor/report/chrome_trace.hpp"
 #include "doctor/rules/findings.hpp"
 #include "doctor/timeline/frame_names.hpp"
+#include "support/matchers.hpp"
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -44,12 +44,6 @@ using recording::Header;
 using recording::Record;
 using recording::RecordType;
 using recording::TextType;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 /// A recording in memory. Its text is short, so that damage is likely to matter.
 class Bytes {
@@ -806,7 +800,7 @@ TEST(Steps, MayDifferInTheSizesOfTheirCopies) {
     timeline.copies.push_back(copy);
     timeline.work.push_back({{i * 1000 + 20, i * 1000 + 500}, 7, 0, 4});
   }
-  EXPECT_THAT(find_steps(timeline), SizeIs(::testing::Ge(18U)));
+  EXPECT_THAT(find_steps(timeline), SizeIs(Ge(18U)));
 }
 
 TEST(RecordingFiles, AreFilledByManyThreadsAtOnce) {
@@ -898,7 +892,7 @@ TEST(RecordingFiles, HaveTheirNameOnceTheirHeaderIsComplete) {
   ASSERT_TRUE(open_until(other.path(), {SYS_renameat, SYS_renameat2}));
 #endif
   const fs::path file = fs::directory_iterator(other.path())->path();
-  EXPECT_THAT(file.string(), ::testing::EndsWith(".penstock.unfinished"));
+  EXPECT_THAT(file.string(), EndsWith(".penstock.unfinished"));
   EXPECT_EQ(read_recording(file).timeline.events, 0U) << "all but the name is there";
 }
 

@@ -1,6 +1,7 @@
 #include "doctor/recorder/seen_places.hpp"
 
-#include <gmock/gmock.h>
+#include "support/matchers.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,10 +17,6 @@
 
 namespace penstock::recorder {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 PythonFrame frame_at(std::int32_t offset) { return {nullptr, nullptr, nullptr, offset}; }
 

@@ -4,11 +4,11 @@
 #include "doctor/read/recording_format.hpp"
 #include "doctor/recorder/recording_file.hpp"
 #include "doctor/rules/findings.hpp"
+#include "support/matchers.hpp"
 #include "support/temp_directory.hpp"
 
 #include <penstock/core/error.hpp>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,13 +37,7 @@ using recording::RecordType;
 using recording::TextType;
 using recording::Total;
 using recording::TotalKey;
-using ::testing::Contains;
 using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 

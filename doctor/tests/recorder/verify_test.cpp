@@ -1,6 +1,6 @@
 #include "doctor/tests/recorder/recorder_fixture.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -12,18 +12,10 @@ namespace penstock {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
 using testing::CommandResult;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
-using ::testing::StartsWith;
 
 class Verify : public testing::RecorderTest {
  protected:
-  Verify() { command_.environment.emplace_back("PROGRAM=" PENSTOCK_RECORDER_PROGRAM); }
-
   [[nodiscard]] CommandResult verify(const std::string& changed,
                                      const std::vector<std::string>& words) const {
     return run(words, {"--json", path("report.json"), "--verify", changed});
@@ -133,10 +125,9 @@ TEST_F(Verify, ComparesProcessesInTheirOrder) {
   EXPECT_EQ(other.status, 0);
   EXPECT_THAT(other.errors,
               HasSubstr("2 of its processes used a GPU, and 1 before, so nothing is compared."));
-  const CommandResult result =
-      command_.run({"doctor", "--json", path("report.json"), "--html", path("page.html"), "--verify",
-                    "$PROGRAM init pinned=20; $PROGRAM init steps=20", "--", "sh", "-c",
-                    "$PROGRAM init steps=20; $PROGRAM init steps=20"});
+  const CommandResult result = run_script("$PROGRAM init steps=20; $PROGRAM init steps=20",
+                                          {"--json", path("report.json"), "--html", path("page.html"),
+                                           "--verify", "$PROGRAM init pinned=20; $PROGRAM init steps=20"});
   EXPECT_EQ(result.status, 0);
   const json comparisons = verified().at("comparisons");
   ASSERT_THAT(comparisons, SizeIs(2));
@@ -155,8 +146,8 @@ TEST_F(Verify, ComparesProcessesInTheirOrder) {
 
 TEST_F(Verify, SaysOnceOnThePageOfSeveralProcessesWhyNothingIsCompared) {
   const CommandResult result =
-      command_.run({"doctor", "--html", path("page.html"), "--verify", "$PROGRAM init pinned=20", "--", "sh",
-                    "-c", "$PROGRAM init steps=20; $PROGRAM init steps=20"});
+      run_script("$PROGRAM init steps=20; $PROGRAM init steps=20",
+                 {"--html", path("page.html"), "--verify", "$PROGRAM init pinned=20"});
   EXPECT_EQ(result.status, 0) << result.errors;
   const std::string page = read("page.html");
   const std::size_t at = page.find("Verified with ");

@@ -2,8 +2,8 @@
 #include "doctor/recorder/recording_file.hpp"
 #include "doctor/tests/recorder/recorder_fixture.hpp"
 #include "doctor/timeline/timeline.hpp"
+#include "support/matchers.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -19,11 +19,7 @@ namespace penstock {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
 using testing::CommandResult;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 class WholeRuns : public testing::RecorderTest {
  protected:
@@ -138,11 +134,7 @@ TEST_F(WholeRuns, ShowOnlySoManyLinesOnThePage) {
   EXPECT_THAT(result.output, HasSubstr("and 220 more lines; --json has all"));
   const std::string page = read("page.html");
   EXPECT_THAT(page, HasSubstr("30 more lines are not shown."));
-  std::size_t rows = 0;
-  for (std::size_t at = page.find("main, copy</th>"); at != std::string::npos;
-       at = page.find("main, copy</th>", at + 1))
-    ++rows;
-  EXPECT_EQ(rows, 200U);
+  EXPECT_EQ(testing::count_of(page, "main, copy</th>"), 200U);
 }
 
 }  // namespace
