@@ -98,15 +98,15 @@ void print_plan(const FeedAccount& account) {
 }
 
 /// The text that is printed at the end.
-std::string account_text(const FeedAccount& account, const Look& page, bool report) {
-  std::string text = account.options.json == "-" ? "" : feed_text(account, page);
+std::string account_text(const FeedAccount& account, bool report) {
+  std::string text = account.options.json == "-" ? "" : feed_text(account);
   if (report) text += fmt::format("The report is in {}.\n", account.options.report);
   return text;
 }
 
 /// Writes JSON, the report and the printed text, also if the feed ended early or one of them cannot be
 /// written. The terminal comes last, so that a blocked one does not keep files from being written.
-void write_account(const FeedAccount& account, Outputs& outputs, const Look& page) {
+void write_account(const FeedAccount& account, Outputs& outputs) {
   bool report = false;
   const auto write_report = [&] {
     if (!outputs.report) return;
@@ -114,13 +114,13 @@ void write_account(const FeedAccount& account, Outputs& outputs, const Look& pag
     report = true;
   };
   const auto tell = [&] {
-    const std::string text = account_text(account, page, report);
+    const std::string text = account_text(account, report);
     outputs.json.is_standard_output() ? say(text) : print(text);
   };
   run_all({[&] { outputs.json.write(feed_json(account)); }, write_report, tell});
 }
 
-void feed(const Device& device, const Inputs& inputs, FeedAccount& account, const Look& look) {
+void feed(const Device& device, const Inputs& inputs, FeedAccount& account) {
   const FeedOptions& options = account.options;
   const FileOptions in_memory{.load_limit = options.load_limit != 0 ? options.load_limit
                                                                     : host_topology().memory_bytes / 4};
@@ -145,15 +145,13 @@ void feed(const Device& device, const Inputs& inputs, FeedAccount& account, cons
   if (options.json != "-") print_plan(account);
 
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
-  Progress progress(terminal, look);
+  Progress progress(terminal, terminal_columns(STDERR_FILENO));
   run_epochs(loader, verifier ? &*verifier : nullptr, progress, terminal, account);
 }
 
 }  // namespace
 
 int run_feed(const FeedOptions& options, const Environment& environment) {
-  const Look look{.unicode = environment.utf8, .columns = terminal_columns(STDERR_FILENO)};
-  const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
   const SignalWatch watch;
   const Device device = Device::open(options.device, environment.device);
   const Inputs inputs = find_inputs(options, device.info(), environment);
@@ -164,11 +162,11 @@ int run_feed(const FeedOptions& options, const Environment& environment) {
   account.started = std::time(nullptr);
   account.device = device.info();
   try {
-    feed(device, inputs, account, look);
+    feed(device, inputs, account);
   } catch (const std::exception&) {
     if (!account.epochs.empty()) {
       try {
-        write_account(account, outputs, page);
+        write_account(account, outputs);
       } catch (const std::exception& also) {
         say(fmt::format("penstock: {}\n", also.what()));
       }
@@ -176,7 +174,7 @@ int run_feed(const FeedOptions& options, const Environment& environment) {
     throw;
   }
   try {
-    write_account(account, outputs, page);
+    write_account(account, outputs);
   } catch (const Interrupted&) {
     say("penstock: interrupted; the account was not written completely\n");
     return kInterruptedStatus;

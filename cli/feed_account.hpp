@@ -55,7 +55,7 @@ struct FeedAccount {
 [[nodiscard]] std::string feed_json(const FeedAccount& account);
 
 /// The account for people: epochs, figures, and at the end the sentence.
-[[nodiscard]] std::string feed_text(const FeedAccount& account, const Look& look);
+[[nodiscard]] std::string feed_text(const FeedAccount& account);
 
 /// "33.4 %", as FeedStatistics prints its shares.
 [[nodiscard]] std::string percent_text(double share);

@@ -13,7 +13,7 @@ namespace penstock::cli {
 
 namespace {
 
-std::string epoch_table(const FeedAccount& account, const Look& look) {
+std::string epoch_table(const FeedAccount& account) {
   Table table({"epoch", "samples", "seconds", "samples/s", "link GB/s", "delivered GB/s", "waiting",
                "sets the pace"});
   for (const FeedEpoch& epoch : account.epochs) {
@@ -24,7 +24,7 @@ std::string epoch_table(const FeedAccount& account, const Look& look) {
                format_rate(s.delivered_gbps() * kGB), percent_text(s.stall_share()),
                std::string(feed_limit_label(s.limited_by()))});
   }
-  return table.text(look);
+  return table.text();
 }
 
 std::string verify_text(const FeedAccount& account) {
@@ -80,11 +80,11 @@ std::size_t typical_window(const std::vector<BatchTimes>& timeline, std::size_t 
   return best;
 }
 
-std::string feed_text(const FeedAccount& account, const Look& look) {
+std::string feed_text(const FeedAccount& account) {
   std::ostringstream total;
   total << account.total;
   const std::string advice = step_advice(account);
-  return epoch_table(account, look) + "\n" + verify_text(account) + total.str() +
+  return epoch_table(account) + "\n" + verify_text(account) + total.str() +
          (advice.empty() ? "" : advice + "\n");
 }
 

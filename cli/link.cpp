@@ -21,7 +21,6 @@ using ReportProgress = std::function<void(const LinkProgress&)>;
 template <typename Described, typename Measure, typename Report>
 int measure_and_store(const LinkOptions& options, const Environment& environment, const Described& described,
                       Measure&& measure, Report&& report) {
-  const Look look{.unicode = environment.utf8, .columns = terminal_columns(STDERR_FILENO)};
   std::filesystem::path file;
   if (options.store) {
     file = profile_file(options.profile, described, environment);
@@ -33,7 +32,7 @@ int measure_and_store(const LinkOptions& options, const Environment& environment
   output.keep_off(file, "the link profile");
 
   const auto measurement = [&] {
-    Progress progress(::isatty(STDERR_FILENO) != 0, look);
+    Progress progress(::isatty(STDERR_FILENO) != 0, terminal_columns(STDERR_FILENO));
     return measure([&](const LinkProgress& now) {
       SignalWatch::check();
       progress.update(now.fraction, now.step);
@@ -43,8 +42,7 @@ int measure_and_store(const LinkOptions& options, const Environment& environment
 
   run_all({[&] { output.write(measurement.to_json()); },
            [&] {
-             const Look page{.unicode = look.unicode, .columns = terminal_columns(STDOUT_FILENO)};
-             if (!output.is_standard_output()) print(report(measurement, page));
+             if (!output.is_standard_output()) print(report(measurement));
            },
            [&] {
              if (options.store) measurement.profile.save(file);
@@ -64,8 +62,8 @@ int link_of_device(const LinkOptions& options, const Environment& environment) {
                                  .repetitions = options.repetitions,
                                  .progress = progress});
   };
-  const auto report = [&](const LinkMeasurement& measurement, const Look& look) {
-    return link_report(device.info(), measurement, look);
+  const auto report = [&](const LinkMeasurement& measurement) {
+    return link_report(device.info(), measurement);
   };
   return measure_and_store(options, environment, device.info(), measure, report);
 }
@@ -84,9 +82,7 @@ int links_of_group(const LinkOptions& options, const Environment& environment) {
     how.progress = progress;
     return measure_group(group, how);
   };
-  const auto report = [&](const GroupMeasurement& measurement, const Look& look) {
-    return group_report(group, measurement, look);
-  };
+  const auto report = [&](const GroupMeasurement& measurement) { return group_report(group, measurement); };
   return measure_and_store(options, environment, group, measure, report);
 }
 

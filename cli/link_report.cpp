@@ -42,7 +42,7 @@ std::vector<std::size_t> sizes_of(const LinkMeasurement& measurement) {
   return sizes;
 }
 
-std::string bandwidth_table(const LinkMeasurement& measurement, const Look& look) {
+std::string bandwidth_table(const LinkMeasurement& measurement) {
   struct Column {
     const char* title;
     const char* series;
@@ -62,10 +62,10 @@ std::string bandwidth_table(const LinkMeasurement& measurement, const Look& look
   }
   return "GB/s from the request until the bytes are there, median (driver: pageable memory by the driver's "
          "own copy; staged: by penstock)\n" +
-         table.text(look);
+         table.text();
 }
 
-std::string pinned_table(const LinkMeasurement& measurement, const Look& look) {
+std::string pinned_table(const LinkMeasurement& measurement) {
   Table table({"pinned copy", "H2D", "minimum", "p99", "D2H", "minimum", "p99"});
   for (const std::size_t bytes : sizes_of(measurement)) {
     std::vector<std::string> cells{format_bytes(bytes)};
@@ -76,10 +76,10 @@ std::string pinned_table(const LinkMeasurement& measurement, const Look& look) {
     }
     table.add(std::move(cells));
   }
-  return "time from the request until the bytes are there\n" + table.text(look);
+  return "time from the request until the bytes are there\n" + table.text();
 }
 
-std::string packed_table(const LinkMeasurement& measurement, const Look& look) {
+std::string packed_table(const LinkMeasurement& measurement) {
   const auto* in = measurement.find("packed_h2d");
   const auto* out = measurement.find("packed_d2h");
   if (in == nullptr || in->points.empty()) return {};
@@ -104,10 +104,10 @@ std::string packed_table(const LinkMeasurement& measurement, const Look& look) {
     }
     table.add(std::move(cells));
   }
-  return "pageable pieces packed into one copy, median\n" + table.text(look);
+  return "pageable pieces packed into one copy, median\n" + table.text();
 }
 
-std::string gather_table(const LinkMeasurement& measurement, const Look& look) {
+std::string gather_table(const LinkMeasurement& measurement) {
   Table table({"samples of", "zero-copy", "copy-engine"});
   std::set<std::size_t> samples;
   const std::array names{"gather_zero_copy", "gather_copy_engine"};
@@ -123,10 +123,10 @@ std::string gather_table(const LinkMeasurement& measurement, const Look& look) {
     }
     table.add(std::move(cells));
   }
-  return "GB/s of samples in large shuffled batches, median\n" + table.text(look);
+  return "GB/s of samples in large shuffled batches, median\n" + table.text();
 }
 
-std::string host_gather_table(const LinkMeasurement& measurement, const Look& look) {
+std::string host_gather_table(const LinkMeasurement& measurement) {
   const auto* series = measurement.find("gather_host");
   if (series == nullptr) return {};
   std::set<std::size_t> samples;
@@ -144,16 +144,15 @@ std::string host_gather_table(const LinkMeasurement& measurement, const Look& lo
       cells.push_back(rate_cell(point_of(series, batch, batch / sample)));
     table.add(std::move(cells));
   }
-  return "GB/s of shuffled batches that host threads gather, by the batch's bytes, median\n" +
-         table.text(look);
+  return "GB/s of shuffled batches that host threads gather, by the batch's bytes, median\n" + table.text();
 }
 
-std::string host_copy_table(const LinkMeasurement& measurement, const Look& look) {
+std::string host_copy_table(const LinkMeasurement& measurement) {
   Table table({"threads", "cached GB/s", "streaming GB/s"});
   for (const auto& rate : measurement.host_copy) {
     table.add({std::to_string(rate.threads), format_rate(rate.cached), format_rate(rate.streaming)});
   }
-  return "host memory copy, pageable to pinned\n" + table.text(look);
+  return "host memory copy, pageable to pinned\n" + table.text();
 }
 
 std::string settings(const LinkProfile& profile) {
@@ -165,15 +164,14 @@ std::string settings(const LinkProfile& profile) {
 
 }  // namespace
 
-std::string link_report(const DeviceInfo& device, const LinkMeasurement& measurement, const Look& look) {
+std::string link_report(const DeviceInfo& device, const LinkMeasurement& measurement) {
   std::string text =
       fmt::format("{}  {}, driver {}, link: {}\n{} of copied bytes compared, {} in all\n\n", device.spec,
                   device.name, device.driver, format_link(device.link),
                   format_bytes(measurement.verified_bytes), format_seconds(measurement.seconds));
-  text += bandwidth_table(measurement, look) + "\n" + pinned_table(measurement, look) + "\n" +
-          packed_table(measurement, look) + "\n" + gather_table(measurement, look) + "\n" +
-          host_gather_table(measurement, look) + "\n" + host_copy_table(measurement, look) + "\n" +
-          settings(measurement.profile);
+  text += bandwidth_table(measurement) + "\n" + pinned_table(measurement) + "\n" + packed_table(measurement) +
+          "\n" + gather_table(measurement) + "\n" + host_gather_table(measurement) + "\n" +
+          host_copy_table(measurement) + "\n" + settings(measurement.profile);
   for (const std::string& note : measurement.notes) text += fmt::format("\nnote: {}\n", note);
   return text + fmt::format("\nceiling {} GB/s H2D, {} GB/s D2H\n",
                             format_rate(measurement.profile.ceiling(CopyDirection::h2d)),

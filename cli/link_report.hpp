@@ -9,7 +9,6 @@
 namespace penstock::cli {
 
 /// The results of a measurement as text: tables, the curve, the costs.
-[[nodiscard]] std::string link_report(const DeviceInfo& device, const LinkMeasurement& measurement,
-                                      const Look& look);
+[[nodiscard]] std::string link_report(const DeviceInfo& device, const LinkMeasurement& measurement);
 
 }  // namespace penstock::cli

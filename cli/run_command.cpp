@@ -38,7 +38,6 @@ Environment read_environment(const std::string& python) {
   if (!environment.cache_directory) {
     if (const auto home = absolute("HOME")) environment.cache_directory = *home / ".cache";
   }
-  environment.utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
   return environment;
 }
 

@@ -14,7 +14,6 @@ struct Environment {
   DeviceOptions device;                                  ///< PENSTOCK_LIBCUDA
   std::optional<std::filesystem::path> cache_directory;  ///< XDG_CACHE_HOME, or HOME and .cache
   std::string python;  ///< a program that has the package, or is looked for in the PATH
-  bool utf8 = false;
 };
 
 /// The options ask for something impossible: exit status 2, as for options that cannot be read.

@@ -7,17 +7,10 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
-#include <array>
 
 namespace penstock::cli {
 
 namespace {
-
-std::string repeated(std::string_view text, std::size_t count) {
-  std::string result;
-  for (std::size_t i = 0; i < count; ++i) result += text;
-  return result;
-}
 
 std::string padding(std::string_view text, std::size_t width) {
   const std::size_t taken = display_width(text);
@@ -25,18 +18,6 @@ std::string padding(std::string_view text, std::size_t width) {
 }
 
 }  // namespace
-
-bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang) {
-  for (const char* name : {lc_all, lc_ctype, lang}) {
-    if (name == nullptr || *name == '\0') continue;
-    std::string lower;
-    for (const char c : std::string_view(name)) {
-      lower += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-    }
-    return lower.find("utf-8") != std::string::npos || lower.find("utf8") != std::string::npos;
-  }
-  return false;
-}
 
 std::size_t terminal_columns(int descriptor) {
   winsize size{};
@@ -48,7 +29,7 @@ std::size_t display_width(std::string_view text) {
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-std::string paragraph(std::string_view text, const Look& look, std::size_t indent, std::size_t more) {
+std::string paragraph(std::string_view text, std::size_t columns, std::size_t indent, std::size_t more) {
   std::string out;
   std::string line(indent, ' ');
   bool begun = false;
@@ -56,7 +37,7 @@ std::string paragraph(std::string_view text, const Look& look, std::size_t inden
     const std::size_t size = std::min(text.find(' '), text.size());
     const std::string_view word = text.substr(0, size);
     text.remove_prefix(std::min(size + 1, text.size()));
-    if (begun && display_width(line) + 1 + display_width(word) > look.columns) {
+    if (begun && display_width(line) + 1 + display_width(word) > columns) {
       out += line + "\n";
       line = std::string(indent + more, ' ');
       begun = false;
@@ -68,7 +49,7 @@ std::string paragraph(std::string_view text, const Look& look, std::size_t inden
   return out + line + "\n";
 }
 
-std::string Table::text(const Look& look) const {
+std::string Table::text() const {
   const std::size_t columns = rows_.front().size();
   std::vector<std::size_t> widths(columns);
   for (const auto& row : rows_) {
@@ -86,36 +67,28 @@ std::string Table::text(const Look& look) const {
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
     if (r != 0) continue;
-    for (std::size_t i = 0; i < columns; ++i) {
-      text += (i == 0 ? "" : "  ") + repeated(look.unicode ? "─" : "-", widths[i]);
-    }
+    for (std::size_t i = 0; i < columns; ++i) text += (i == 0 ? "" : "  ") + std::string(widths[i], '-');
     text += "\n";
   }
   return text;
 }
 
-std::string Progress::line(double fraction, std::string_view step, const Look& look) {
-  constexpr std::array<std::string_view, 8> kEighths{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+std::string Progress::line(double fraction, std::string_view step, std::size_t columns) {
   fraction = std::clamp(fraction, 0.0, 1.0);
   constexpr std::size_t kShortest = 10;
   constexpr std::size_t kAround = 10;  // the bar's ends, the percentage, and a column that stays free
   const std::size_t taken = display_width(step) + kAround;
-  const std::size_t room = look.columns > taken ? look.columns - taken : 0;
-  const std::size_t width =
-      std::clamp(room, kShortest, std::clamp<std::size_t>(look.columns / 3, kShortest, 40));
-  const auto eighths = static_cast<std::size_t>(fraction * static_cast<double>(8 * width));
-  std::string bar = repeated(look.unicode ? "█" : "#", eighths / 8);
-  if (look.unicode) bar += kEighths[eighths % 8];
-  const std::string rest = padding(bar, width);
-  std::string text = fmt::format("{}{}{}{} {:3.0f} % {}", look.unicode ? "▕" : "[", bar, rest,
-                                 look.unicode ? "▏" : "]", 100 * fraction, step);
-  while (display_width(text) >= std::max<std::size_t>(look.columns, 20)) text.pop_back();
+  const std::size_t room = columns > taken ? columns - taken : 0;
+  const std::size_t width = std::clamp(room, kShortest, std::clamp<std::size_t>(columns / 3, kShortest, 40));
+  const std::string bar(static_cast<std::size_t>(fraction * static_cast<double>(width)), '#');
+  std::string text = fmt::format("[{:{}}] {:3.0f} % {}", bar, width, 100 * fraction, step);
+  while (display_width(text) >= std::max<std::size_t>(columns, 20)) text.pop_back();
   return text;
 }
 
 void Progress::update(double fraction, std::string_view step) {
   if (terminal_) {
-    draw(fmt::format("\r{}\033[K", line(fraction, printable(step), look_)));
+    draw(fmt::format("\r{}\033[K", line(fraction, printable(step), columns_)));
     drawn_ = true;
   } else if (step != step_) {
     say(fmt::format("{:3.0f} % {}\n", 100 * fraction, step));

@@ -8,21 +8,12 @@
 
 namespace penstock::cli {
 
-/// How to draw.
-struct Look {
-  bool unicode = false;
-  std::size_t columns = 80;
-};
-
-/// True if the environment's locale (LC_ALL, LC_CTYPE, LANG in this order) writes UTF-8.
-[[nodiscard]] bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang);
-
 /// Columns that UTF-8 text takes on a terminal. The text has no wide or combining characters.
 [[nodiscard]] std::size_t display_width(std::string_view text);
 
-/// The text in lines that fit the terminal, indented; all but the first by `more` in addition. Each line has
-/// its newline.
-[[nodiscard]] std::string paragraph(std::string_view text, const Look& look, std::size_t indent = 2,
+/// The text in lines of at most so many columns, indented; all but the first by `more` in addition. Each line
+/// has its newline.
+[[nodiscard]] std::string paragraph(std::string_view text, std::size_t columns, std::size_t indent = 2,
                                     std::size_t more = 0);
 
 /// Columns of the terminal of `descriptor`; 80 if it is not a terminal.
@@ -35,7 +26,7 @@ class Table {
   /// As many cells as the header has; missing ones are empty.
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
   /// Lines, each with its newline; a rule below the header.
-  [[nodiscard]] std::string text(const Look& look) const;
+  [[nodiscard]] std::string text() const;
 
  private:
   std::vector<std::vector<std::string>> rows_;
@@ -44,7 +35,7 @@ class Table {
 /// Shows progress on stderr: a bar that is redrawn on a terminal, elsewhere a line for each step.
 class Progress {
  public:
-  Progress(bool terminal, Look look) : terminal_(terminal), look_(look) {}
+  Progress(bool terminal, std::size_t columns) : terminal_(terminal), columns_(columns) {}
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -54,11 +45,11 @@ class Progress {
   void clear();
 
   /// The bar's line without a carriage return.
-  [[nodiscard]] static std::string line(double fraction, std::string_view step, const Look& look);
+  [[nodiscard]] static std::string line(double fraction, std::string_view step, std::size_t columns);
 
  private:
   const bool terminal_;
-  const Look look_;
+  const std::size_t columns_;
   bool drawn_ = false;
   std::string step_;
 };

@@ -1,5 +1,6 @@
 #include "cli/shared/output.hpp"
 #include "cli/shared/run_program.hpp"
+#include "cli/shared/terminal.hpp"
 #include "doctor/command/code_reader.hpp"
 #include "doctor/command/doctor_command.hpp"
 #include "doctor/command/recorded_program.hpp"
@@ -103,8 +104,8 @@ std::string why_not_kept(const Examined& examined) {
   return examined.unread.empty() ? "" : "the process of a recording that cannot be read may break it";
 }
 
-std::string report_text(const Examined& examined, const Look& look) {
-  std::string text = reports_text(examined.reports, look);
+std::string report_text(const Examined& examined, std::size_t columns) {
+  std::string text = reports_text(examined.reports, columns);
   if (text.empty()) {
     for (const std::string& remark : examined.remarks) text += remark + "\n";
   } else if (!examined.unread.empty()) {
@@ -214,16 +215,16 @@ Verification verify(const Recorder& recorder, const Examiner& examiner, const Ch
   return verification;
 }
 
-std::string verification_text(const Verification& verification, const Run& first, const Look& look) {
+std::string verification_text(const Verification& verification, const Run& first, std::size_t columns) {
   std::string text = fmt::format("\nverified with {}\n", verification.name);
-  if (!verification.remark.empty()) text += paragraph(verification.remark, look);
+  if (!verification.remark.empty()) text += paragraph(verification.remark, columns);
   if (verification.changed) {
     for (const std::string& remark : verification.changed->examined.unread) text += remark + "\n";
   }
   for (std::size_t i = 0; i < verification.processes.size(); ++i) {
     if (verification.processes.size() > 1) text += first.examined.reports[i].file + "\n";
     for (const GainComparison& comparison : verification.processes[i])
-      text += gain_comparison_text(comparison, look);
+      text += gain_comparison_text(comparison, columns);
   }
   return text;
 }
@@ -299,9 +300,9 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
   const auto tell = [&] {
     const int stream = run.exit_status ? STDERR_FILENO : STDOUT_FILENO;
     const bool quiet = !run.exit_status && examiner.has_standard_output();
-    const Look look{false, terminal_columns(stream)};
-    std::string text = quiet ? "" : report_text(examined, look);
-    if (verification) text += verification_text(*verification, run, look);
+    const std::size_t columns = terminal_columns(stream);
+    std::string text = quiet ? "" : report_text(examined, columns);
+    if (verification) text += verification_text(*verification, run, columns);
     if (has_budget && !quiet && !why_not_kept(examined).empty())
       text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
     if (examiner.draws()) text += drawn_text(examined, !run.exit_status, examiner.has_page());

@@ -1,6 +1,7 @@
 #include "doctor/command/trace_doctor.hpp"
 
 #include "cli/shared/link_profiles.hpp"
+#include "cli/shared/terminal.hpp"
 #include "doctor/command/doctor_command.hpp"
 #include "doctor/read/torch_trace.hpp"
 #include "doctor/report/chrome_trace.hpp"
@@ -230,7 +231,7 @@ int run_trace_doctor(const DoctorOptions& options, const Environment& environmen
   const auto tell = [&] {
     const std::string drawing = drawn_text(reports, examiner.draws());
     if (examiner.has_standard_output()) return say(drawing);
-    print(reports_text(reports, {false, terminal_columns(STDOUT_FILENO)}) + drawing);
+    print(reports_text(reports, terminal_columns(STDOUT_FILENO)) + drawing);
   };
   run_all({write_json, [&] { examiner.draw({reports, 0}, drawn); }, tell});
   return std::ranges::max(reports | std::views::transform(Examiner::status));

@@ -1,5 +1,6 @@
 #include "doctor/report/gain_comparison.hpp"
 
+#include "cli/shared/terminal.hpp"
 #include "doctor/rules/not_examined.hpp"
 #include "doctor/rules/rule.hpp"
 
@@ -206,10 +207,10 @@ std::vector<std::string> gain_comparison_lines(const GainComparison& comparison)
   return lines;
 }
 
-std::string gain_comparison_text(const GainComparison& comparison, const Look& look) {
+std::string gain_comparison_text(const GainComparison& comparison, std::size_t columns) {
   std::string text;
   for (const std::string& line : gain_comparison_lines(comparison))
-    text += paragraph(line, look, text.empty() ? 0 : 2, 2);
+    text += paragraph(line, columns, text.empty() ? 0 : 2, 2);
   return text;
 }
 

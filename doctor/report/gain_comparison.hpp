@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cli/shared/terminal.hpp"
 #include "doctor/report/trace_report.hpp"
 #include "doctor/rules/findings.hpp"
 
@@ -60,7 +59,7 @@ struct GainComparison {
 /// Lines for people; the first says what was gained.
 [[nodiscard]] std::vector<std::string> gain_comparison_lines(const GainComparison& comparison);
 /// The same, indented and wrapped.
-[[nodiscard]] std::string gain_comparison_text(const GainComparison& comparison, const Look& look);
+[[nodiscard]] std::string gain_comparison_text(const GainComparison& comparison, std::size_t columns);
 [[nodiscard]] nlohmann::ordered_json gain_comparison_json(const GainComparison& comparison);
 
 }  // namespace penstock::cli

@@ -1,5 +1,7 @@
 #include "doctor/report/rank_comparison.hpp"
 
+#include "cli/shared/terminal.hpp"
+
 #include <penstock/core/bytes.hpp>
 
 #include <fmt/format.h>
@@ -105,9 +107,9 @@ std::vector<std::string> compare_ranks(std::span<const RankFigures> ranks) {
   return sentences;
 }
 
-std::string reports_text(std::span<const TraceReport> reports, const Look& look) {
+std::string reports_text(std::span<const TraceReport> reports, std::size_t columns) {
   std::string text;
-  for (const TraceReport& report : reports) text += (text.empty() ? "" : "\n") + trace_text(report, look);
+  for (const TraceReport& report : reports) text += (text.empty() ? "" : "\n") + trace_text(report, columns);
   const std::vector<RankFigures> ranks = rank_figures(reports);
   const std::vector<std::string> sentences = compare_ranks(ranks);
   if (sentences.empty()) return text;
@@ -117,8 +119,8 @@ std::string reports_text(std::span<const TraceReport> reports, const Look& look)
                seconds_text(rank.communication), seconds_text(rank.copies),
                seconds_text(rank.waiting_for_data + rank.other)});
   }
-  text += "\n" + table.text(look) + "\n";
-  for (const std::string& sentence : sentences) text += paragraph(sentence, look, 0);
+  text += "\n" + table.text() + "\n";
+  for (const std::string& sentence : sentences) text += paragraph(sentence, columns, 0);
   return text;
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cli/shared/terminal.hpp"
 #include "doctor/report/trace_report.hpp"
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +27,6 @@ struct RankFigures {
 [[nodiscard]] std::vector<std::string> compare_ranks(std::span<const RankFigures> ranks);
 
 /// All reports, and behind them a table of the ranks with those sentences if two of them communicate.
-[[nodiscard]] std::string reports_text(std::span<const TraceReport> reports, const Look& look);
+[[nodiscard]] std::string reports_text(std::span<const TraceReport> reports, std::size_t columns);
 
 }  // namespace penstock::cli

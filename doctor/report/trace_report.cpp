@@ -1,5 +1,6 @@
 #include "doctor/report/trace_report.hpp"
 
+#include "cli/shared/terminal.hpp"
 #include "doctor/timeline/place_name.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -99,7 +100,7 @@ bool is_rare(DevicePart part) {
          part == DevicePart::not_observed;
 }
 
-std::string account_text(const DeviceAccount& account, const Look& look) {
+std::string account_text(const DeviceAccount& account) {
   Table table({"where the time went", account.steps > 0 ? "a step" : "in all", "share"});
   for (std::size_t i = 0; i < kDeviceParts; ++i) {
     const auto part = static_cast<DevicePart>(i);
@@ -107,7 +108,7 @@ std::string account_text(const DeviceAccount& account, const Look& look) {
     table.add({std::string(device_part_label(part)), seconds_text(account.per_step(account.part(part))),
                fmt::format("{:.1f} %", 100 * account.share(part))});
   }
-  return fmt::format("{}\n\n{}\n{}\n{}\n\n", window_text(account), table.text(look),
+  return fmt::format("{}\n\n{}\n{}\n{}\n\n", window_text(account), table.text(),
                      copies_text(account, CopyDirection::h2d), copies_text(account, CopyDirection::d2h));
 }
 
@@ -156,23 +157,23 @@ double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
 
 namespace {
 
-std::string finding_text(const Finding& finding, const Diagnosis& diagnosis, const Look& look) {
+std::string finding_text(const Finding& finding, const Diagnosis& diagnosis, std::size_t columns) {
   const bool many_devices = diagnosis.accounts.size() > 1;
   std::string text = fmt::format("{}: {}{}\n{}", severity_name(finding.severity), finding.id,
                                  many_devices ? fmt::format(" on GPU {}", finding.device) : "",
-                                 paragraph(finding.text, look));
+                                 paragraph(finding.text, columns));
   for (std::size_t i = 0; i < std::min(kPlaces, finding.places.size()); ++i) {
-    text += paragraph("at " + place_text(finding.places[i]), look, 2, 2);
+    text += paragraph("at " + place_text(finding.places[i]), columns, 2, 2);
   }
   if (finding.places.size() > kPlaces) {
     const std::size_t more = finding.places.size() - kPlaces;
     fmt::format_to(std::back_inserter(text), "  and {} more {}; --json has all\n", more,
                    more == 1 ? "place" : "places");
   }
-  text += paragraph("why: " + finding.meaning, look, 2, 2);
-  if (!finding.change.empty()) text += paragraph("change: " + finding.change, look, 2, 2);
+  text += paragraph("why: " + finding.meaning, columns, 2, 2);
+  if (!finding.change.empty()) text += paragraph("change: " + finding.change, columns, 2, 2);
   if (!finding.penstock_change.empty()) {
-    text += paragraph("with penstock: " + finding.penstock_change, look, 2, 2);
+    text += paragraph("with penstock: " + finding.penstock_change, columns, 2, 2);
   }
   return text + fmt::format("  gain: {}\n\n", gain_text(finding, diagnosis));
 }
@@ -252,27 +253,27 @@ Json finding_json(const Finding& finding) {
           {"places", places}};
 }
 
-std::string not_examined_text(const Diagnosis& diagnosis, const Look& look) {
+std::string not_examined_text(const Diagnosis& diagnosis, std::size_t columns) {
   std::string text = "not examined\n";
-  for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, look, 2, 2);
+  for (const NotExamined& missing : diagnosis.not_examined) text += paragraph(missing.text, columns, 2, 2);
   return text;
 }
 
 }  // namespace
 
-std::string trace_text(const TraceReport& report, const Look& look) {
+std::string trace_text(const TraceReport& report, std::size_t columns) {
   const Diagnosis& diagnosis = report.diagnosis;
   std::string text = fmt::format("{}: {} events\n", report.file, report.events);
-  if (report.whole_run) text += paragraph(coverage_text(*report.whole_run), look);
-  for (const DeviceAccount& account : diagnosis.accounts) text += account_text(account, look);
-  for (const Finding& finding : diagnosis.findings) text += finding_text(finding, diagnosis, look);
+  if (report.whole_run) text += paragraph(coverage_text(*report.whole_run), columns);
+  for (const DeviceAccount& account : diagnosis.accounts) text += account_text(account);
+  for (const Finding& finding : diagnosis.findings) text += finding_text(finding, diagnosis, columns);
   if (diagnosis.findings.empty()) text += nothing_found_text(diagnosis) + "\n\n";
-  if (report.whole_run) text += whole_run_text(*report.whole_run, look);
-  text += not_examined_text(diagnosis, look);
+  if (report.whole_run) text += whole_run_text(*report.whole_run, columns);
+  text += not_examined_text(diagnosis, columns);
   if (!report.breaches) return text;
   text += report.breaches->empty() ? "\nThe budget is kept.\n" : "\nThe budget is broken:\n";
   for (const BudgetBreach& breach : *report.breaches) {
-    text += paragraph(breach.text + ": " + breach.why, look, 2, 2);
+    text += paragraph(breach.text + ": " + breach.why, columns, 2, 2);
   }
   return text;
 }

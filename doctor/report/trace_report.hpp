@@ -1,12 +1,12 @@
 #pragma once
 
-#include "cli/shared/terminal.hpp"
 #include "doctor/report/budget.hpp"
 #include "doctor/report/whole_run.hpp"
 #include "doctor/rules/findings.hpp"
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -57,7 +57,7 @@ inline constexpr double kNothingToGain = 0.02;
 /// `line`. These are null if it has none, as an address or an unknown place.
 [[nodiscard]] nlohmann::ordered_json place_json(std::string_view function);
 
-[[nodiscard]] std::string trace_text(const TraceReport& report, const Look& look);
+[[nodiscard]] std::string trace_text(const TraceReport& report, std::size_t columns);
 [[nodiscard]] nlohmann::ordered_json trace_json(const TraceReport& report);
 /// As files have it.
 [[nodiscard]] std::string json_text(const nlohmann::ordered_json& value);

@@ -1,5 +1,6 @@
 #include "doctor/report/whole_run.hpp"
 
+#include "cli/shared/terminal.hpp"
 #include "doctor/report/trace_report.hpp"
 
 #include <fmt/format.h>
@@ -107,11 +108,11 @@ std::string coverage_text(const WholeRunReport& report) {
                      run.seconds > 0 ? 100 * run.timeline_seconds / run.seconds : 0);
 }
 
-std::string whole_run_text(const WholeRunReport& report, const Look& look) {
+std::string whole_run_text(const WholeRunReport& report, std::size_t columns) {
   std::string text = fmt::format("the whole run, {}\n", seconds_text(report.run.seconds));
   const std::size_t lines = std::min(kTextLines, report.lines.size());
   const auto add = [&](std::span<const FindingPlace> places) {
-    for (const FindingPlace& place : places) text += paragraph(place_text(place), look, 2, 2);
+    for (const FindingPlace& place : places) text += paragraph(place_text(place), columns, 2, 2);
   };
   add(report.devices);
   add(std::span(report.lines).first(lines));

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "cli/shared/terminal.hpp"
 #include "doctor/read/recording.hpp"
 #include "doctor/rules/findings.hpp"
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,7 +25,7 @@ struct WholeRunReport {
 
 /// "The timeline covers the last 12.3 s of 620 s, 1.98 % of the run."
 [[nodiscard]] std::string coverage_text(const WholeRunReport& report);
-[[nodiscard]] std::string whole_run_text(const WholeRunReport& report, const Look& look);
+[[nodiscard]] std::string whole_run_text(const WholeRunReport& report, std::size_t columns);
 [[nodiscard]] nlohmann::ordered_json whole_run_json(const WholeRunReport& report);
 
 }  // namespace penstock::cli

@@ -52,27 +52,27 @@ FeedAccount account_of(double stall, double transfer) {
 }
 
 TEST(FeedText, TheEpochsGiveTheSameShareAsTheSentence) {
-  const std::string text = feed_text(account_of(0.3344, 0.95), {});
+  const std::string text = feed_text(account_of(0.3344, 0.95));
   EXPECT_THAT(text, ContainsRegex(" 33.4 % +transfer\n"));
   EXPECT_THAT(text, HasSubstr("your step waited for data 33.4 % of the time"));
 }
 
 TEST(FeedText, SaysWhatTheStepWas) {
   FeedAccount account = account_of(0.01, 0.5);
-  EXPECT_THAT(feed_text(account, {}),
+  EXPECT_THAT(feed_text(account),
               EndsWith("\nThere was no step, so nearly all of the time is waiting: this is as "
                        "fast as the feed can be. Add --step-ms to see whether it keeps up with "
                        "a step.\n"));
   account.options.step_ms = 1;
-  EXPECT_THAT(feed_text(account, {}), EndsWith("look at the step itself.\n"));
+  EXPECT_THAT(feed_text(account), EndsWith("look at the step itself.\n"));
   account.options.verify = true;
   account.compared.seconds = 0.5;
   EXPECT_THAT(
-      feed_text(account, {}),
+      feed_text(account),
       EndsWith("look at the step itself.\nYour step includes comparing every byte (500 ms). Leave out "
                "--verify to see how fast the feed can be.\n"));
   account.total.stall_seconds = 9;
-  EXPECT_THAT(feed_text(account, {}), Not(HasSubstr("Leave out --verify")));
+  EXPECT_THAT(feed_text(account), Not(HasSubstr("Leave out --verify")));
 }
 
 }  // namespace

@@ -171,7 +171,7 @@ FeedAccount feed_and_verify(const Device& device, const Dataset& fed, const Data
   const SignalWatch watch;
   Loader loader(fed, device, {.batch_size = 8, .shuffle = true, .fields = kFields});
   Verifier verifier(device, expected, loader.plan());
-  Progress progress(false, {});
+  Progress progress(false, 80);
   FeedAccount account;
   account.options.epochs = 2;
   account.options.verify = true;

@@ -41,7 +41,7 @@ GainComparison compared(const TraceReport& before, const TraceReport& after) {
   return comparisons.size() == 1 ? comparisons[0] : GainComparison{};
 }
 
-std::string text(const GainComparison& comparison) { return gain_comparison_text(comparison, {false, 200}); }
+std::string text(const GainComparison& comparison) { return gain_comparison_text(comparison, 200); }
 
 TEST(GainComparisons, SetTheGainBesideThePrediction) {
   const auto result = compared(report(10, 20, {finding("pageable-copies", 1, 3)}), report(8, 30));

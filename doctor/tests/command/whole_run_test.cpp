@@ -21,7 +21,7 @@ Recording recording() {
   return recording;
 }
 
-std::string text_of(const Recording& recording) { return whole_run_text(*whole_run_report(recording), {}); }
+std::string text_of(const Recording& recording) { return whole_run_text(*whole_run_report(recording), 80); }
 
 TEST(WholeRunReports, JoinStacksOfOneLine) {
   Recording two = recording();
