@@ -1,9 +1,13 @@
 """park, resume and swap. A host device moves tensors on the CPU as a GPU would, copies late or not."""
 
+import contextlib
 import copy
 import ctypes
+import errno
+import gc
 import itertools
 import os
+import resource
 import subprocess
 import sys
 
@@ -141,10 +145,10 @@ def assert_as_it_was(things, before):
     assert same(after[1], before[1])
 
 
-def test_everything_comes_back(home, small_parts):
+def test_everything_comes_back(home, small_parts, tmp_path):
     things = trained(home)
     before, whole = seen(things), bytes_held(things)
-    for where in ("pinned", "pageable"):
+    for where in ("pinned", "pageable", tmp_path):
         parked = penstock.park(things, where)
         assert parked.is_parked and bytes_held(things) == 0
         parked.resume()
@@ -260,9 +264,10 @@ def frozen_with_adapter(home):
     return module, torch.optim.Adam(module["adapter"].parameters(), fused=True)
 
 
-def test_frozen_parameters_travel_once(home):
+@pytest.mark.parametrize("kept_in", ["memory", "file"])
+def test_frozen_parameters_travel_once(home, tmp_path, kept_in):
     module, optimizer = things = frozen_with_adapter(home)
-    parked = penstock.park(things, skip_frozen=True)
+    parked = penstock.park(things, tmp_path if kept_in == "file" else "pinned", skip_frozen=True)
     frozen = 4 * 65 * 64
     assert parked.stats().down_bytes == parked.stats().bytes and parked.stats().skipped.get("frozen") is None
     for _ in range(2):
@@ -362,7 +367,7 @@ def test_what_cannot_be_parked_is_named_and_nothing_is_moved(home, name):
 def test_bad_arguments():
     with pytest.raises(TypeError, match="and nests of them, not 3"):
         penstock.park(3)
-    with pytest.raises(penstock.InvalidArgument, match="'pinned' or 'pageable', not 'disk'"):
+    with pytest.raises(penstock.InvalidArgument, match="'pageable' or a folder for a file, not 'disk'"):
         penstock.park([], "disk")
     with pytest.raises(TypeError, match=r"brings back a penstock\.Parked, not a list"):
         penstock.swap([], [])
@@ -461,8 +466,9 @@ class Faults:
         pass
 
 
+@pytest.mark.parametrize("kept_in", ["memory", "file"])
 @pytest.mark.parametrize("kind", ["block", "down", "up", "wait", "memory", "empty"])
-def test_any_failure_leaves_it_as_it_was(home, monkeypatch, small_parts, kind):
+def test_any_failure_leaves_it_as_it_was(home, monkeypatch, small_parts, tmp_path, kept_in, kind):
     """In park, resume and swap, at each call: all is done, or all is as it was, and the next try succeeds."""
     first, second = (
         [torch.rand(count, device=home) for count in sizes] for sizes in ((600, 500, 200, 700), (700, 600))
@@ -472,9 +478,9 @@ def test_any_failure_leaves_it_as_it_was(home, monkeypatch, small_parts, kind):
         parked, there = None, penstock.park(second)
         with monkeypatch.context() as patch, Faults(patch, kind, turn) as faults:
             try:
-                parked = penstock.park(first)
+                parked = penstock.park(first, tmp_path if kept_in == "file" else "pinned")
                 parked.resume()
-                swapped = penstock.swap(first, there)
+                swapped = penstock.swap(parked if kept_in == "file" else first, there)
                 swapped.resume()
             except (penstock.Error, KeyboardInterrupt):
                 pass
@@ -487,6 +493,79 @@ def test_any_failure_leaves_it_as_it_was(home, monkeypatch, small_parts, kind):
         if not faults.met:
             break
     assert turn > 5
+
+
+def files_in(folder):
+    """That this process has mapped, whether they have names or not."""
+    with open("/proc/self/maps") as maps:
+        return [line for line in maps if f" {folder}/" in line]
+
+
+def test_a_file_is_gone_with_its_state(home, tmp_path, small_parts):
+    things = trained(home)
+    before = seen(things)
+    parked = penstock.park(things, tmp_path)
+    for _ in range(2):
+        assert len(files_in(tmp_path)) > 1 and os.listdir(tmp_path) == []
+        parked.resume()
+        assert_as_it_was(things, before)
+        assert files_in(tmp_path) == []
+        parked.park()
+    del things, parked
+    gc.collect()
+    assert files_in(tmp_path) == []
+
+
+@contextlib.contextmanager
+def files_of_at_most(count):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk(home, tmp_path):
+    things = frozen_with_adapter(home)
+    before = seen(things)
+    with files_of_at_most(1000), pytest.raises(penstock.Error, match="Nothing was moved") as caught:
+        penstock.park(things, tmp_path)
+    assert isinstance(caught.value, OSError) and caught.value.errno == errno.EFBIG and files_in(tmp_path) == []
+    assert_as_it_was(things, before)
+
+
+def test_a_folder_that_may_not_be_written(home, monkeypatch):
+    tensor = torch.rand(100, device=home)
+    with pytest.raises(penstock.Error, match="cannot be parked in /proc") as caught:
+        penstock.park(tensor, "/proc")
+    assert isinstance(caught.value, OSError) and tensor.sum() > 0
+
+
+PARKS = """
+import sys, torch, penstock
+from penstock._engines import engine_for
+from penstock._move import parking
+device, folder = sys.argv[1:]
+if not device.startswith("cuda"):
+    parking.engine_of = lambda _: engine_for(device)
+tensor = penstock.to_device(torch.rand(8 << 20), device)
+state = penstock.park(tensor, folder)
+print("parked", flush=True)
+while True:
+    state.resume()
+    state.park()
+"""
+
+
+def test_a_killed_process_leaves_no_file(device, tmp_path):
+    if not (is_gpu(device) or _parts._swaps_memory()):
+        pytest.skip("memory of a host device stays where it is")
+    command = [sys.executable, "-c", PARKS, device, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "parked\n"
+        program.kill()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_swap_takes_no_more_memory_than_the_larger(home, monkeypatch, small_parts):

@@ -14,7 +14,7 @@ from typing import Any
 from .. import _core
 from .._engines import engine_of_gpu
 from .._errors import Closed, InvalidArgument, OutOfMemory, note, out_of_memory
-from .parts import Found, Part, find_storages, make_parts, refuse_fixed
+from .parts import PAGEABLE, PINNED, Found, Part, find_storages, make_parts, refuse_fixed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ParkStatistics:
     bytes: int = 0
     """Of the storages that are parked."""
     host_bytes: int = 0
-    """Held on the host for them."""
+    """Held on the host for them, in memory or in a file."""
     down_bytes: int = 0
     """That the latest `park` copied to the host."""
     down_seconds: float = 0.0
@@ -53,13 +53,13 @@ class ParkStatistics:
 class Parked:
     """State that `park` took off the GPU. Its bytes are here: keep it until `resume`. Thread-safe."""
 
-    def __init__(self, things: Any, where: str = "pinned", skip_frozen: bool = False) -> None:
-        if where not in ("pinned", "pageable"):
-            raise InvalidArgument(f"where is 'pinned' or 'pageable', not {where!r}.")
+    def __init__(self, things: Any, where: str | os.PathLike = PINNED, skip_frozen: bool = False) -> None:
+        if where not in (PINNED, PAGEABLE) and not (isinstance(where, str | os.PathLike) and os.path.isdir(where)):
+            raise InvalidArgument(f"where is 'pinned', 'pageable' or a folder for a file, not {where!r}.")
         if "torch" not in sys.modules:
             raise TypeError(f"park takes tensors of PyTorch and what holds some, not a {type(things).__name__}.")
         self._things = things
-        self._pinned = where == "pinned"
+        self._where = os.fsdecode(where)
         self._skip_frozen = skip_frozen
         self._parts: list[Part] = []
         self._stats = ParkStatistics()
@@ -168,8 +168,8 @@ class Parked:
         kept = {slot.key for part in self._parts for slot in part.slots}
         new = [each for key, each in found.items() if key not in kept]
         refuse_fixed(new, engines)
-        parts = make_parts(new, engines, self._pinned)
-        _refuse_without_room(parts, self._pinned)
+        parts = make_parts(new, engines, self._where)
+        _refuse_without_room(parts, self._where)
         self._parts += parts
         frozen = sum(part.bytes - part.bytes_to_copy for part in self._parts)
         return found, {**skipped, "frozen": frozen} if frozen else skipped
@@ -209,6 +209,8 @@ class Parked:
     def _has_come(self, began: float) -> None:
         seconds = time.perf_counter() - began
         self._stats = dataclasses.replace(self._stats, up_bytes=self._stats.bytes, up_seconds=seconds)
+        if self._where not in (PINNED, PAGEABLE) and not self._skip_frozen:
+            self._parts = []  # and their files
 
     def _no_room(self, error: OutOfMemory) -> OutOfMemory:
         refused = out_of_memory(
@@ -219,7 +221,7 @@ class Parked:
         return refused
 
 
-def park(things: Any, where: str = "pinned", *, skip_frozen: bool = False) -> Parked:
+def park(things: Any, where: str | os.PathLike = PINNED, *, skip_frozen: bool = False) -> Parked:
     """Take the tensors of modules, optimizers and nests off their GPUs, and return what brings them back.
 
     Their storages are copied to memory of the host and emptied; PyTorch's allocator then has the GPU's memory.
@@ -231,7 +233,9 @@ def park(things: Any, where: str = "pinned", *, skip_frozen: bool = False) -> Pa
     blocks until the bytes are on the host. Only one thread may use the tensors during the call.
 
     `where`: "pinned" is page-locked memory of penstock's pools, of the exact size, at the speed of the link. The Parked
-    keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory.
+    keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory. Anything else is a folder: the
+    bytes go to files there without names, through pinned staging memory. The files are gone after `resume`, or with the
+    process if it ends first. With `skip_frozen` the Parked keeps them.
 
     `skip_frozen`: if True, a later `park()` of the same Parked does not copy parameters again that require no gradient
     and that PyTorch has not written since. Their copy on the host stays valid. PyTorch counts no writes through `.data`
@@ -239,13 +243,14 @@ def park(things: Any, where: str = "pinned", *, skip_frozen: bool = False) -> Pa
 
     Raises InvalidArgument, with the name, for a tensor that cannot be parked: one in memory of another library or
     process or of a CUDA graph, a sparse one, or one that is parked already. Raises TypeError for other things,
-    OutOfMemory if the host has no room, DeviceError. After an error everything is as it was.
+    OutOfMemory if the host has no room, Error for a file as `save_safetensors` does, DeviceError. After an error
+    everything is as it was.
     """
     return Parked(things, where, skip_frozen).park()
 
 
 @contextlib.contextmanager
-def parked(things: Any, where: str = "pinned") -> Iterator[Parked]:
+def parked(things: Any, where: str | os.PathLike = PINNED) -> Iterator[Parked]:
     """A context in which `things` are parked; see `park`. They come back at its end."""
     state = park(things, where)
     try:
@@ -307,9 +312,13 @@ def engine_of(device: Any) -> _core.Engine | None:
     return engine_of_gpu(device.index) if device.type == "cuda" else None
 
 
-def _refuse_without_room(parts: list[Part], pinned: bool) -> None:
+def _refuse_without_room(parts: list[Part], where: str) -> None:
+    if where not in (PINNED, PAGEABLE):
+        for part in parts:
+            part.block()  # takes the room
+        return
     asked, free = sum(part.host_bytes for part in parts), _core.free_host_memory_bytes()
-    if pinned:
+    if where == PINNED:
         rooms = [engine.pinned_room() for engine in {part.engine.spec: part.engine for part in parts}.values()]
         free = min(sum(left for left, _ in rooms), free + sum(idle for _, idle in rooms))
     if asked <= free:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import bisect
+import mmap
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 from .. import _core
 from .._checks import has
-from .._errors import InvalidArgument, allocator_out_of_memory
+from .._errors import InvalidArgument, allocator_out_of_memory, file_error
 from .nests import parts_of
+
+PINNED, PAGEABLE = "pinned", "pageable"
 
 # Parts are enqueued and freed one by one. One copy is at the link's rate from some MiB on.
 _PART_BYTES = 256 << 20
@@ -69,12 +74,13 @@ class Slot:
 class Part:
     """Storages of one device that travel together, and their block on the host."""
 
-    def __init__(self, engine: _core.Engine, pinned: bool) -> None:
+    def __init__(self, engine: _core.Engine, where: str) -> None:
         self.engine = engine
         self.slots: list[Slot] = []
         self.host_bytes = 0
-        self._pinned = pinned
+        self._where = where
         self._block: _core.ParkedBlock | None = None
+        self._file: mmap.mmap | None = None
 
     def add(self, found: Found) -> None:
         """Before it has a block."""
@@ -94,8 +100,13 @@ class Part:
         return any(slot.is_down for slot in self.slots)
 
     def block(self) -> _core.ParkedBlock:
+        """Takes the room at the first call. Raises OutOfMemory and FileError."""
         if self._block is None:
-            self._block = _core.ParkedBlock(self.engine, self.host_bytes, self._pinned)
+            if self._where in (PINNED, PAGEABLE):
+                self._block = _core.ParkedBlock(self.engine, self.host_bytes, self._where == PINNED)
+            else:
+                self._file = _mapped_file(self._where, self.host_bytes)
+                self._block = _core.ParkedBlock(self.engine, self._file)
         return self._block
 
     def down(self) -> _core.Passage:
@@ -120,10 +131,23 @@ class Part:
                 slot.is_empty = False
                 _take_memory(storage, slot.bytes)
                 pieces.append((storage.data_ptr(), slot.offset, slot.bytes))
+        if self._file is not None:
+            self._file.madvise(mmap.MADV_WILLNEED)  # the disk reads while earlier parts are copied
         passage = self.block().up(pieces)
         for slot in self.slots:
             slot.is_down = False
         return passage
+
+
+def _mapped_file(folder: str, count: int) -> mmap.mmap:
+    """A file of so many bytes that has its room on the disk. It has no name, and goes with the last that maps it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, count)  # or writing would end the process when the disk is full
+            return mmap.mmap(file.fileno(), count)
+    except OSError as error:
+        why = f"{count} bytes cannot be parked in {folder}: {error.strerror}. Nothing was moved."
+        raise file_error(why, error.errno or 0, folder) from None
 
 
 def _give_memory_back(storage: Any, name: str) -> None:
@@ -164,15 +188,16 @@ def _is_empty(storage: Any) -> bool:
         return True
 
 
-def make_parts(found: list[Found], engines: dict[Any, _core.Engine], pinned: bool) -> list[Part]:
-    """Parts for these storages, given the engine of each device. Gradients, which come and go, have their own."""
+def make_parts(found: list[Found], engines: dict[Any, _core.Engine], where: str) -> list[Part]:
+    """Parts for these storages, given the engine of each device. Gradients, which come and go, have their own. `where`:
+    PINNED, PAGEABLE, or a folder for files."""
     parts: list[Part] = []
     open_parts: dict[Any, Part] = {}
     for each in found:
         kind = (each.storage.device, each.name.endswith(".grad"))
         part = open_parts.get(kind)
         if part is None or part.host_bytes + each.storage.nbytes() > _PART_BYTES:
-            part = open_parts[kind] = Part(engines[each.storage.device], pinned)
+            part = open_parts[kind] = Part(engines[each.storage.device], where)
             parts.append(part)
         part.add(each)
     return parts

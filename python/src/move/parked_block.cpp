@@ -13,6 +13,24 @@
 
 namespace penstock::python {
 
+namespace {
+
+/// The memory of a Python object.
+class BufferStorage final : public Storage {
+ public:
+  explicit BufferStorage(const nb::object& object) : object_(keep_alive(object)) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_WRITABLE) != 0) nb::raise_python_error();
+    data_ = static_cast<std::byte*>(buffer.buf);
+    PyBuffer_Release(&buffer);
+  }
+
+ private:
+  const std::shared_ptr<const void> object_;
+};
+
+}  // namespace
+
 Passage::~Passage() {
   if (!memory_) return;
   const Unlocked unlocked;
@@ -33,6 +51,12 @@ ParkedBlock::ParkedBlock(std::shared_ptr<Engine> engine, std::size_t bytes, bool
     : engine_(std::move(engine)), kind_(pinned ? MemoryKind::pinned : MemoryKind::pageable) {
   engine_->refuse_closed();
   memory_ = pinned ? engine_->allocate_pinned(bytes) : engine_->allocate_on_host(bytes);
+}
+
+ParkedBlock::ParkedBlock(std::shared_ptr<Engine> engine, const nb::object& buffer)
+    : engine_(std::move(engine)), kind_(MemoryKind::pageable) {
+  engine_->refuse_closed();
+  memory_ = std::make_shared<BufferStorage>(buffer);
 }
 
 Passage ParkedBlock::copy(const std::vector<Piece>& pieces, CopyDirection direction) const {
@@ -63,6 +87,8 @@ void bind_parked_block(nb::module_& module) {
   nb::class_<ParkedBlock>(module, "ParkedBlock", "Memory of the host for bytes of a device's tensors.")
       .def(nb::init<std::shared_ptr<Engine>, std::size_t, bool>(), nb::arg("engine"), nb::arg("bytes"),
            nb::arg("pinned"))
+      .def(nb::init<std::shared_ptr<Engine>, const nb::object&>(), nb::arg("engine"), nb::arg("buffer"),
+           "In a writable buffer, which it keeps.")
       .def("down", &ParkedBlock::down, nb::arg("pieces"),
            "Copies pieces into the block: (address on the device, offset in the block, bytes).")
       .def("up", &ParkedBlock::up, nb::arg("pieces"), "Copies pieces back to the device.");

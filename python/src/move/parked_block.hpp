@@ -41,6 +41,8 @@ class ParkedBlock {
 
   /// `pinned`: locked, from the engine's pool. Blocks the host. Throws OutOfMemory.
   ParkedBlock(std::shared_ptr<Engine> engine, std::size_t bytes, bool pinned);
+  /// In a writable buffer of a Python object, which it keeps, such as a mapped file.
+  ParkedBlock(std::shared_ptr<Engine> engine, const nb::object& buffer);
 
   /// Copies pieces into the block, or out of it. Both ends stay in use until the passage is done. The copies
   /// come after the work that is queued on PyTorch's current stream. Does not block the host.
