@@ -75,6 +75,10 @@ static_assert(std::is_same_v<Address, CUdeviceptr>);
 static_assert(std::is_same_v<Ordinal, CUdevice>);
 static_assert(sizeof(Uuid) == sizeof(CUuuid));
 static_assert(sizeof(IpcMemoryHandle) == sizeof(CUipcMemHandle));
+static_assert(sizeof(PageProperties) == sizeof(CUmemAllocationProp));
+static_assert(offsetof(PageProperties, location) == offsetof(CUmemAllocationProp, location));
+static_assert(sizeof(PageAccess) == sizeof(CUmemAccessDesc));
+static_assert(offsetof(PageAccess, flags) == offsetof(CUmemAccessDesc, flags));
 
 TEST(CudaDeclarations, ValuesAreThoseOfCudaH) {
   EXPECT_EQ(kSuccess, CUDA_SUCCESS);

@@ -23,6 +23,10 @@ using penstock::cuda::Event;
 using penstock::cuda::Function;
 using penstock::cuda::Module;
 using penstock::cuda::Ordinal;
+using penstock::cuda::PageAccess;
+using penstock::cuda::PageFlags;
+using penstock::cuda::PageProperties;
+using penstock::cuda::Pages;
 using penstock::cuda::PointerAttribute;
 using penstock::cuda::Stream;
 using penstock::cuda::Uuid;
@@ -427,6 +431,50 @@ Result cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
 Result cuMemGetAddressRange(Address* first, std::size_t* bytes, Address address) {
   FAKE_BEGIN_IN_CONTEXT(cuMemGetAddressRange);
   return memory().range_of(address, first, bytes);
+}
+
+Result cuMemGetAllocationGranularity(std::size_t* bytes, const PageProperties* pages, int) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemGetAllocationGranularity);
+  *bytes = std::size_t{2} << 20;
+  return check_device(pages->location.device);
+}
+
+Result cuMemCreate(Pages* pages, std::size_t bytes, const PageProperties* wanted, PageFlags flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemCreate);
+  if (wanted->type != 1 || wanted->location.type != 1 || flags != 0) return kInvalidValue;
+  return memory().create_pages(wanted->location.device, bytes, pages);
+}
+
+Result cuMemRelease(Pages pages) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemRelease);
+  return memory().release_pages(pages);
+}
+
+Result cuMemAddressReserve(Address* address, std::size_t bytes, std::size_t, Address, PageFlags) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemAddressReserve);
+  return memory().reserve(bytes, address);
+}
+
+Result cuMemAddressFree(Address address, std::size_t bytes) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemAddressFree);
+  return memory().unreserve(address, bytes);
+}
+
+Result cuMemMap(Address address, std::size_t bytes, std::size_t offset, Pages pages, PageFlags flags) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemMap);
+  return offset != 0 || flags != 0 ? kInvalidValue : memory().map_pages(address, bytes, pages);
+}
+
+// Unlike cuMemFree, it does not wait for work.
+Result cuMemUnmap(Address address, std::size_t bytes) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemUnmap);
+  return memory().unmap_pages(address, bytes);
+}
+
+Result cuMemSetAccess(Address address, std::size_t bytes, const PageAccess* access, std::size_t count) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemSetAccess);
+  if (count != 1 || access->flags != 3 || access->location.type != 1) return kInvalidValue;
+  return memory().open_pages(address, bytes, access->location.device);
 }
 
 Result cuIpcGetMemHandle(IpcMemoryHandle* handle, Address address) {

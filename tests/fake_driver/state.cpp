@@ -97,7 +97,7 @@ namespace {
 
 bool gives_back(std::string_view function) {
   constexpr std::string_view kWords[] = {"Current",    "Free",   "Destroy", "Release",
-                                         "Unregister", "Unload", "Close"};
+                                         "Unregister", "Unload", "Close",   "Unmap"};
   return std::ranges::any_of(kWords, [&](auto word) { return function.find(word) != function.npos; });
 }
 
@@ -216,8 +216,12 @@ std::size_t Memory::device_bytes(int device) {
   const std::lock_guard lock(mutex_);
   std::size_t sum = 0;
   for (const auto& [address, range] : ranges_) {
-    if (range.kind == Kind::device && range.opened_by < 0 && (device < 0 || device == range.device))
+    if (range.kind == Kind::device && range.opened_by < 0 && !range.of_pages &&
+        (device < 0 || device == range.device))
       sum += range.bytes;
+  }
+  for (const auto& [handle, pages] : pages_) {
+    if (device < 0 || device == pages.device) sum += pages.bytes;
   }
   return sum;
 }
@@ -248,7 +252,8 @@ Result Memory::allocate_device(int device, std::size_t bytes, Address* address) 
 Result Memory::free_device(Address address) {
   const std::lock_guard lock(mutex_);
   const auto range = ranges_.find(address);
-  if (range == ranges_.end() || range->second.kind != Kind::device || range->second.opened_by >= 0)
+  if (range == ranges_.end() || range->second.kind != Kind::device || range->second.opened_by >= 0 ||
+      range->second.of_pages)
     return kInvalidValue;
   void* const data = reinterpret_cast<void*>(address);
   if (range->second.file >= 0) {

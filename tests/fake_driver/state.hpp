@@ -25,6 +25,7 @@ namespace fake_cuda {
 
 using penstock::cuda::Address;
 using penstock::cuda::IpcMemoryHandle;
+using penstock::cuda::Pages;
 using penstock::cuda::Result;
 
 inline constexpr Result kSuccess = 0;
@@ -154,6 +155,16 @@ class Memory {
   /// The allocation of device memory that `address` lies in.
   Result range_of(Address address, Address* begin, std::size_t* bytes);
 
+  // Addresses, and pages that are mapped there (fixed_addresses.cpp). Pages count as device memory until they
+  // are released and mapped nowhere.
+  Result create_pages(int device, std::size_t bytes, Pages* pages);
+  Result release_pages(Pages pages);
+  Result reserve(std::size_t bytes, Address* address);
+  Result unreserve(Address address, std::size_t bytes);
+  Result map_pages(Address address, std::size_t bytes, Pages pages);
+  Result unmap_pages(Address address, std::size_t bytes);
+  Result open_pages(Address address, std::size_t bytes, int device);
+
   /// The memory of [address, address + bytes), by its address on the host or on the devices. Nothing if it is
   /// not all of one range. Memory of another device is found, but has no addresses without access to it.
   [[nodiscard]] Found find(Address address, std::size_t bytes = 1);
@@ -183,13 +194,24 @@ class Memory {
     int opened_by = -1;   ///< the device that has opened it; -1: it is this process's own
     long opened = 0;      ///< how many times
     unsigned long long inode = 0;
+    bool of_pages = false;  ///< which count, not this range
   };
+  struct PagesState {
+    int device = 0;
+    std::size_t bytes = 0;
+    bool released = false;
+    Address mapped_at = 0;  ///< 0: nowhere
+  };
+  [[nodiscard]] std::map<Pages, PagesState>::iterator pages_at(Address address, std::size_t bytes);
   [[nodiscard]] std::pair<Found, Range> look_up(Address address, std::size_t bytes);
   [[nodiscard]] bool overlaps(Address address, std::size_t bytes) const;
   [[nodiscard]] std::size_t locked_bytes_locked() const;
 
   std::mutex mutex_;
   std::map<Address, Range> ranges_;
+  std::map<Address, std::size_t> reserved_;
+  std::map<Pages, PagesState> pages_;
+  Pages last_pages_ = 0;
 };
 
 Memory& memory();

@@ -87,6 +87,31 @@ struct BatchedCopyAttributes {
   unsigned flags = 0;
 };
 
+/// Where memory is: CUmemLocation, here always of a device.
+struct MemoryLocation {
+  int type = 1;
+  int device = 0;
+};
+
+/// What pages are asked for: CUmemAllocationProp, here always pinned pages of a device.
+struct PageProperties {
+  int type = 1;
+  int handle_types = 0;
+  MemoryLocation location;
+  void* unused = nullptr;
+  unsigned char flags[8] = {};
+};
+
+/// Who may use mapped pages: CUmemAccessDesc, here always to read and write.
+struct PageAccess {
+  MemoryLocation location;
+  int flags = 3;
+};
+
+using Pages = unsigned long long;  ///< CUmemGenericAllocationHandle
+using PageFlags = unsigned long long;
+inline constexpr int kRecommendedGranularity = 1;
+
 inline constexpr int kSourceAccessOrderStream = 1;
 inline constexpr unsigned kPreferOverlapWithCompute = 1;
 
@@ -142,6 +167,15 @@ inline constexpr unsigned kIpcLazyEnablePeerAccess = 1;
   X(mem_free, cuMemFree, 3020, (Address))                                                                 \
   X(mem_get_info, cuMemGetInfo, 3020, (std::size_t*, std::size_t*))                                       \
   X(mem_get_address_range, cuMemGetAddressRange, 3020, (Address*, std::size_t*, Address))                 \
+  X(page_granularity, cuMemGetAllocationGranularity, 10020, (std::size_t*, const PageProperties*, int))   \
+  X(mem_create, cuMemCreate, 10020, (Pages*, std::size_t, const PageProperties*, PageFlags))              \
+  X(mem_release, cuMemRelease, 10020, (Pages))                                                            \
+  X(mem_address_reserve, cuMemAddressReserve, 10020,                                                      \
+    (Address*, std::size_t, std::size_t, Address, PageFlags))                                             \
+  X(mem_address_free, cuMemAddressFree, 10020, (Address, std::size_t))                                    \
+  X(mem_map, cuMemMap, 10020, (Address, std::size_t, std::size_t, Pages, PageFlags))                      \
+  X(mem_unmap, cuMemUnmap, 10020, (Address, std::size_t))                                                 \
+  X(mem_set_access, cuMemSetAccess, 10020, (Address, std::size_t, const PageAccess*, std::size_t))        \
   X(ipc_get_mem_handle, cuIpcGetMemHandle, 4010, (IpcMemoryHandle*, Address))                             \
   X(ipc_open_mem_handle, cuIpcOpenMemHandle, 11000, (Address*, IpcMemoryHandle, unsigned))                \
   X(ipc_close_mem_handle, cuIpcCloseMemHandle, 4010, (Address))                                           \
