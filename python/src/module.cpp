@@ -14,6 +14,7 @@
 #include "move/filled_slot.hpp"
 #include "move/group.hpp"
 #include "move/parked_block.hpp"
+#include "move/pluggable_allocator.hpp"
 #include "move/weight_load.hpp"
 #include "move/weight_save.hpp"
 #include "warnings.hpp"
@@ -123,6 +124,7 @@ NB_MODULE(_core, module) {
   bind_weight_load(module);
   bind_weight_save(module);
   bind_parked_block(module);
+  bind_pluggable_allocator(module);
   bind_shared_slots(module);
   bind_statistics(module);
   bind_feed_account(module);

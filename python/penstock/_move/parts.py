@@ -22,6 +22,24 @@ _PART_BYTES = 256 << 20
 _ALIGNMENT = 256
 
 
+class Region(int):
+    """The number of a region of penstock.memory_saver, which may be parked as a whole."""
+
+
+class FixedStorage:
+    """Memory of a region. Stands in for a storage of PyTorch's."""
+
+    def __init__(self, memory: _core.FixedMemory) -> None:
+        self.memory, self._cdata = memory, id(memory)
+        self.device = sys.modules["torch"].device("cuda", memory.gpu)
+
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def data_ptr(self) -> int:
+        return self.memory.address
+
+
 class Found:
     """A storage, and the tensors of a nest that lie in it."""
 
@@ -33,6 +51,8 @@ class Found:
     @property
     def is_frozen(self) -> bool:
         """True if all tensors are parameters that nobody trains, of which PyTorch counts the writes."""
+        if not self.tensors:  # a region's memory
+            return False
         parameter = sys.modules["torch"].nn.Parameter
         return all(isinstance(t, parameter) and not (t.requires_grad or t.is_inference()) for t in self.tensors)
 
@@ -46,24 +66,21 @@ class Slot:
     """A storage, and its place in a block of the host."""
 
     def __init__(self, found: Found, offset: int) -> None:
-        from torch.multiprocessing.reductions import StorageWeakRef
-
         self.name = found.name
         self.bytes = found.storage.nbytes()
         self.offset = offset
         self.is_down = False  # the bytes; they are not on the device
         self.is_empty = False  # the storage
         self.stamp: Any = None  # of the bytes in the block; None: they may be others than the storage's
-        self._storage = StorageWeakRef(found.storage)
+        self.key = found.storage._cdata
+        self._storage = found.storage if isinstance(found.storage, FixedStorage) else _weak(found.storage)
         self._frozen: list[Any] = []  # their ids stay theirs
-
-    @property
-    def key(self) -> int:
-        return self._storage.cdata
 
     @property
     def storage(self) -> Any:
         """None if the program has dropped it."""
+        if isinstance(self._storage, FixedStorage):
+            return None if self._storage.memory.is_free() else self._storage
         return sys.modules["torch"].UntypedStorage._new_with_weak_ptr(self._storage.cdata)
 
     def note(self, found: Found) -> None:
@@ -150,9 +167,18 @@ def _mapped_file(folder: str, count: int) -> mmap.mmap:
         raise file_error(why, error.errno or 0, folder) from None
 
 
+def _weak(storage: Any) -> Any:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(storage)
+
+
 def _give_memory_back(storage: Any, name: str) -> None:
     """Leaves the storage its size, without memory: PyTorch raises an error that names it for what would use it. If
     PyTorch cannot swap memory, the size goes, too, and kernels that do not look at it read address 0."""
+    if isinstance(storage, FixedStorage):
+        storage.memory.drop_pages()
+        return
     torch = sys.modules["torch"]
     if not _swaps_memory():
         storage.resize_(0)
@@ -166,6 +192,9 @@ def _give_memory_back(storage: Any, name: str) -> None:
 
 
 def _take_memory(storage: Any, count: int) -> None:
+    if isinstance(storage, FixedStorage):
+        storage.memory.take_pages()
+        return
     try:
         if not _swaps_memory():
             storage.resize_(count)
@@ -206,6 +235,8 @@ def make_parts(found: list[Found], engines: dict[Any, _core.Engine], where: str)
 def find_storages(things: Any) -> list[Found]:
     """The storages of all tensors of a nest, each once. Raises InvalidArgument, with the name, for a tensor that cannot
     be parked, and TypeError for something else than modules, optimizers, tensors and nests of them."""
+    if isinstance(things, Region):
+        return [Found("a region", FixedStorage(memory)) for memory in _core.memory_of_region(things)]
     found: dict[int, Found] = {}
     for name, tensor in _named(things, "", {}):
         why = _why_not(tensor)
@@ -220,6 +251,7 @@ def find_storages(things: Any) -> list[Found]:
 
 def refuse_fixed(found: list[Found], engines: dict[Any, _core.Engine]) -> None:
     """Raises InvalidArgument, with the name, for a storage whose memory cannot be given back and taken anew."""
+    found = [each for each in found if not isinstance(each.storage, FixedStorage)]
     pools = _pools_of_graphs() if found else []
     for each in found:
         storage = each.storage

@@ -1,0 +1,232 @@
+"""Regions whose memory leaves the GPU and comes back at the same addresses, over the fake driver and on a GPU."""
+
+import collections
+import contextlib
+import ctypes
+import types
+
+import pytest
+
+from fake_driver import driver, over_the_fake_driver, random_bytes
+from support import gpu
+
+MIB = 1 << 20
+
+
+class Pluggable:
+    """Finds the allocator's functions as PyTorch does."""
+
+    def __init__(self, path, allocate, free):
+        library = ctypes.CDLL(path)
+        self._allocate, self.free = library[allocate], library[free]
+        self._allocate.restype, self.free.restype = ctypes.c_void_p, None
+
+    def allocator(self):
+        return self
+
+    def take(self, count):
+        return self._allocate(ctypes.c_ssize_t(count), 0, None)
+
+    def give_back(self, address):
+        self.free(ctypes.c_void_p(address), ctypes.c_ssize_t(0), 0, None)
+
+
+def memory_saver():
+    """The module, over PyTorch's stand-in, without regions of earlier tests."""
+    import torch
+
+    from penstock import memory_saver
+
+    torch.device = collections.namedtuple("device", "type index")
+    torch.cuda.MemPool = lambda allocator: allocator
+    torch.cuda.use_mem_pool = lambda pool: contextlib.nullcontext()
+    torch.cuda.memory = types.SimpleNamespace(CUDAPluggableAllocator=Pluggable)
+    memory_saver._states.clear()
+    return memory_saver
+
+
+class Tensor:
+    """Memory of a region, with random bytes."""
+
+    def __init__(self, count=3 * MIB):
+        from penstock import memory_saver
+
+        self._allocator = memory_saver._allocator()
+        self.address, self.sent, self._stream = self._allocator.take(count), random_bytes(1000), driver.stream()
+        self.write(self.sent)
+
+    def write(self, data):
+        driver.copy_to_device(self._stream, self.address, data.ctypes.data, len(data))
+        driver.synchronize(self._stream)
+
+    def has_its_bytes(self):
+        return driver.read(self._stream, self.address, 1000).bytes() == self.sent.tobytes()
+
+    def free(self):
+        self._allocator.give_back(self.address)
+
+
+@over_the_fake_driver(torch=True)
+def test_a_region_leaves_and_comes_back_where_it_was():
+    saver, before = memory_saver(), driver.device_bytes()
+    with saver.region(enable_cpu_backup=True):
+        tensors = [Tensor(), Tensor(5 * MIB)]
+        with saver.region("other", enable_cpu_backup=True):
+            other = Tensor()
+        tensors.append(Tensor())
+    assert driver.device_bytes() - before == 18 * MIB
+    for _ in range(2):
+        saver.pause("default")
+        saver.pause("default")
+        assert driver.device_bytes() - before >= 4 * MIB and other.has_its_bytes()
+        saver.pause()
+        assert driver.device_bytes() - before < 4 * MIB
+        saver.resume("other")
+        assert other.has_its_bytes()
+        saver.resume()
+        assert all(tensor.has_its_bytes() for tensor in tensors)
+    for tensor in (*tensors, other):
+        tensor.free()
+    assert driver.device_bytes() - before < 4 * MIB
+
+
+@over_the_fake_driver(torch=True)
+def test_bytes_are_kept_only_if_that_was_asked():
+    saver = memory_saver()
+    with saver.region("cache"):
+        cache = Tensor()
+    copies, before = driver.calls("cuMemcpyDtoHAsync"), driver.device_bytes()
+    saver.pause("cache")
+    assert driver.calls("cuMemcpyDtoHAsync") == copies and before - driver.device_bytes() == 4 * MIB
+    with pytest.raises(Exception, match="'cache' is paused: resume it before"), saver.region("cache"):
+        pass
+    saver.resume("cache")
+    with saver.region("cache"):
+        second = Tensor()
+    driver.fail("cuMemUnmap", 2, 999)
+    with pytest.raises(Exception, match="cuMemUnmap"):
+        saver.pause("cache")
+    saver.resume("cache")
+    second.free()
+    assert driver.device_bytes() == before
+    cache.write(cache.sent)
+    assert cache.has_its_bytes()
+    cache.free()
+
+
+@over_the_fake_driver(torch=True)
+def test_a_gpu_without_room_leaves_a_region_paused():
+    import penstock
+
+    saver = memory_saver()
+    for keeps in (True, False):
+        with saver.region("full", keeps):
+            tensors = [Tensor(), Tensor()]
+            driver.set_memory(driver.device_bytes())
+            assert saver._allocator().take(MIB) is None
+        saver.pause("full")
+        driver.set_memory(driver.device_bytes() + 6 * MIB)
+        for _ in range(2):
+            before = driver.device_bytes()
+            with pytest.raises(penstock.OutOfMemory):
+                saver.resume("full")
+            assert driver.device_bytes() == before
+        driver.reset()
+        saver.resume("full")
+        assert not keeps or all(tensor.has_its_bytes() for tensor in tensors)
+        for tensor in tensors:
+            tensor.free()
+
+
+@over_the_fake_driver(torch=True)
+def test_any_failure_leaves_a_region_as_it_was():
+    import penstock
+
+    saver = memory_saver()
+    with saver.region(enable_cpu_backup=True):
+        tensors = [Tensor(), Tensor()]
+    saver.pause()
+    saver.resume()
+    met = 0
+    for nth in range(1, 1000):
+        driver.fail_any(nth, 999)
+        with contextlib.suppress(penstock.Error):
+            saver.pause()
+            saver.resume()
+        failed = driver.failed()
+        driver.reset()
+        saver.resume()
+        assert all(tensor.has_its_bytes() for tensor in tensors), nth
+        if not failed:
+            break
+        met += 1
+    assert met > 10
+    for tensor in tensors:
+        tensor.free()
+
+
+@over_the_fake_driver(torch=True)
+def test_tensors_that_go_while_they_are_paused():
+    saver = memory_saver()
+    with saver.region(enable_cpu_backup=True):
+        kept, gone = Tensor(), Tensor()
+    saver.pause()
+    gone.free()
+    new = Tensor()  # outside of the region, at the address that is free
+    saver.resume()
+    assert kept.has_its_bytes() and new.has_its_bytes()
+    saver.pause()
+    saver.resume()
+    assert kept.has_its_bytes() and new.has_its_bytes()
+    kept.free()
+    new.free()
+
+
+@gpu
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_graph_replays_after_a_resume(keeps):
+    import torch
+
+    from penstock import memory_saver
+
+    count = 64 * MIB
+    with memory_saver.region("graph", enable_cpu_backup=keeps):
+        source = torch.arange(count, dtype=torch.int32, device="cuda")
+        result = torch.empty_like(source)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        torch.add(source, 1, out=result)
+    address = source.data_ptr()
+    for _ in range(2):
+        before = torch.cuda.mem_get_info()[0]
+        memory_saver.pause("graph")
+        assert torch.cuda.mem_get_info()[0] - before >= 2 * source.nbytes
+        memory_saver.resume("graph")
+        assert source.data_ptr() == address
+        if not keeps:
+            torch.arange(count, dtype=torch.int32, out=source)
+        result.zero_()
+        graph.replay()
+        assert torch.equal(result, torch.arange(1, count + 1, dtype=torch.int32, device="cuda"))
+
+
+@gpu
+def test_a_model_in_a_region_trains_on():
+    import torch
+
+    from penstock import memory_saver
+
+    torch.manual_seed(0)
+    with memory_saver.region("model", enable_cpu_backup=True):
+        module = torch.nn.Linear(256, 256, device="cuda")
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    for _ in range(3):
+        memory_saver.pause("model")
+        torch.rand(64 * MIB, device="cuda")
+        memory_saver.resume("model")
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(1)
+        before = {name: value.clone() for name, value in module.state_dict().items()}
