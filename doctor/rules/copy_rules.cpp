@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -28,6 +29,7 @@ constexpr double kExposed = 0.05;    // of a step
 constexpr double kContended = 0.05;  // of a step
 constexpr double kFar = 0.05;        // of a step
 constexpr TraceTime kBackToBack = 5'000;
+constexpr std::size_t kStateCopies = 4;  // of a step, that leave together
 constexpr std::size_t kMostBefore = 64;  // copies that one waits for
 constexpr TraceTime kRunGap = 200'000;   // between copies that could have been one
 // Without a profile, one copy in place of many small ones: whatever its size, and its bytes per second.
@@ -195,6 +197,31 @@ bool follows(const DeviceView& view, const ViewedCopy& left, const ViewedCopy& b
   const std::size_t from = step_at(view, left.copy->time.begin);
   const std::size_t to = step_at(view, back.copy->time.begin);
   return from == to || (from + 1 == to && is_in_order_of_lines(view, left, back));
+}
+
+/// True if the copies to the host are of state that is put away: in most steps several leave before the first
+/// comes back, and kernels run for less than half of that time. Activations leave while kernels run. `trips`:
+/// each copy to the host, and then the one back.
+bool leave_together(const DeviceView& view, const std::vector<ViewedCopy>& trips) {
+  struct Leaving {
+    TimeSpan time{std::numeric_limits<TraceTime>::max(), 0};
+    TraceTime back = std::numeric_limits<TraceTime>::max();
+    std::size_t copies = 0;
+  };
+  std::map<std::size_t, Leaving> steps;
+  for (std::size_t i = 0; i < trips.size(); i += 2) {
+    const TimeSpan left = trips[i].copy->time;
+    Leaving& step = steps[step_at(view, left.begin)];
+    step.time = {std::min(step.time.begin, left.begin), std::max(step.time.end, left.end)};
+    step.back = std::min(step.back, trips[i + 1].copy->time.begin);
+    ++step.copies;
+  }
+  const auto together = std::ranges::count_if(steps, [&view](const auto& entry) {
+    const Leaving& step = entry.second;
+    return step.copies >= kStateCopies && step.time.end <= step.back &&
+           2 * view.kernels.covered(step.time) < step.time.end - step.time.begin;
+  });
+  return 2 * static_cast<std::size_t>(together) > steps.size();
 }
 
 std::optional<Finding> find_pageable_copies(const DeviceView& view) {
@@ -415,6 +442,17 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
       count_text(view, finding), format_seconds(without_kernels),
       view.waits.spans().empty() ? "" : ", apart from waits for a loader");
   finding.meaning = "If it is the same data, it could stay on the GPU. Only the sizes were compared.";
+  if (leave_together(view, copies)) {
+    finding.text +=
+        fmt::format(" They run{}, and several leave before the first comes back.", rate_text(finding));
+    finding.meaning =
+        "So does state that makes room for other work. Copies to and from memory that stays pinned run at "
+        "the rate of the link, and what has not changed need not leave. Only the sizes were compared.";
+    finding.change = "copy into the same pinned memory each time, with non_blocking=True";
+    finding.penstock_change =
+        "parked = penstock.park([model, optimizer]); parked.resume(); parked.park()   or for modules by "
+        "turns: penstock.offload(a, b)";
+  }
   return finding;
 }
 
@@ -588,7 +626,9 @@ constexpr auto kCopyRules = std::to_array<Rule>({
      .changes_kernels = true,
      .row = {"a copy of more than 64 KiB to the host is followed by one of the same size back: in the same "
              "step, or in the next one if a recording tells that one function calls both, the copy back from "
-             "a later line",
+             "a later line. If in most steps at least four leave before the first comes back, and kernels "
+             "run for "
+             "less than half of that time, the advice is that for state that is put away",
              "0: it may be other data",
              "the time from the beginning of the one to the end of the other in which no kernel runs, "
              "without waits for a loader"}},

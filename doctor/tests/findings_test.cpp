@@ -768,6 +768,45 @@ TEST(Findings, NameRoundTrips) {
   expect_gain(only_finding(hidden), 0, 23);
 }
 
+/// So many tensors leave in each step, and come back after a kernel. `between`: how long kernels run between
+/// two that leave.
+TimelineBuilder state_put_away(int tensors, std::int64_t between = 0) {
+  return steps(
+      [=](TimelineBuilder& b, std::int64_t t) {
+        for (int i = 0; i < tensors; ++i) {
+          const std::int64_t at = t + 10 + i * (20 + between);
+          b.copy(CopyDirection::d2h, MemoryKind::pageable, kMiB4, at, at + 2, at, at + 20);
+          if (between > 0) b.kernel(at + 15, at + 20, at + 20 + between);
+        }
+        b.kernel(t + 395, t + 400, t + 500);
+        for (int i = 0; i < tensors; ++i) {
+          const std::int64_t at = t + 510 + i * 20;
+          b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, at, at + 2, at, at + 20);
+        }
+      },
+      700);
+}
+
+TEST(Findings, NameParkedStateThatIsCopiedByHand) {
+  const auto advice = [](const TimelineBuilder& builder) {
+    const Diagnosis diagnosis = diagnose(builder);
+    const auto finding = std::ranges::find(diagnosis.findings, "round-trips", &Finding::id);
+    return finding == diagnosis.findings.end() ? "none" : finding->change + finding->penstock_change;
+  };
+  EXPECT_THAT(advice(state_put_away(4)), HasSubstr("penstock.park([model, optimizer]"));
+  EXPECT_THAT(advice(state_put_away(3)), HasSubstr("compute it on the GPU")) << "a few results";
+  EXPECT_THAT(advice(state_put_away(4, 25)), HasSubstr("penstock.park")) << "kernels for 75 of 155 us";
+  EXPECT_THAT(advice(state_put_away(4, 30)), HasSubstr("compute it on the GPU"))
+      << "activations: 90 of 170 us";
+  TimelineBuilder turns = state_put_away(4);
+  for (std::int64_t t = 0; t < 8000; t += 1000) {  // the first comes back before the last has left
+    turns.copy(CopyDirection::d2h, MemoryKind::pageable, kMiB4 / 2, t + 1, t + 2, t + 2, t + 8, 8);
+    turns.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4 / 2, t + 40, t + 41, t + 42, t + 48, 8);
+  }
+  EXPECT_THAT(advice(turns), HasSubstr("compute it on the GPU"));
+  EXPECT_THAT(diagnose(state_put_away(4)).findings.front().text, HasSubstr("They run at "));
+}
+
 TEST(Findings, TakeCopiesOfAnotherSizeOrOrderForNoRoundTrips) {
   EXPECT_THAT(ids(diagnose(round_trips(kMiB4 / 2, 40))), IsEmpty());
   EXPECT_THAT(ids(diagnose(round_trips(kMiB4, 25))), IsEmpty());
