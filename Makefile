@@ -2,7 +2,7 @@
 # without a network. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build check test pytest test-frameworks repeat differ mutants fuzz demo python wheel train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
+.PHONY: help setup build check test pytest test-frameworks repeat differ mutants fuzz demo python wheel docs train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,10 @@ wheel: ## Make wheels that need no other package, audit and try them: build/whee
 	@tools/setup.sh python
 	@tools/wheels.sh build
 	@tools/wheels.sh check
+
+docs: ## Make the site: build/site
+	@tools/setup.sh build python
+	@tools/python.sh docs
 
 train: ## Train on Fashion-MNIST, fed in four ways; ARGS='--epochs 5 ...'
 	@tools/setup.sh build python demo

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Python package:
-# python.sh install | test | one TESTS | differ | environment [--new] | test-frameworks | beside | gpu-test | train | format [--check] |
-# tool, [ARGS]
+# python.sh install | test | one TESTS | differ | environment [--new] | docs | test-frameworks | beside | gpu-test | train |
+# format [--check] | tool, [ARGS]
 #
 # install          into .venv; the packages that the build needs come from the package index
 # test             builds the wheel, around the library of the finished build in PENSTOCK_BUILT if that is set; installs it
@@ -10,6 +10,7 @@
 # wheel. TESTS is what pytest takes; names of files without a folder are in python/tests
 # differ [OPTIONS]  runs differ.py, of the tests, in the same way
 # environment      makes that virtual environment if there is none; --new: in any case
+# docs             makes the site, build/site, of the pages and of what is installed there
 # test-frameworks  the same for python/tests/frameworks; its virtual environment is kept until its requirements change
 # beside           builds with this Python's packages, without a network, into build/python/beside
 # gpu-test FOLDER TESTS  runs those tests on what lies there, with the PyTorch, CuPy, JAX and frameworks of this Python.
@@ -134,6 +135,12 @@ case "${1:-}" in
   environment)
     [[ ${2:-} != --new && -e $build/venv/bin/pytest ]] || make_test_environment
     ;;
+  docs)
+    [ -e "$build/venv/bin/penstock" ] || make_test_environment
+    make_environment "$build/docs"
+    quietly "$build/docs/bin/python" -m pip install -r docs/requirements.txt
+    "$build/docs/bin/python" -B tools/make_site.py "$build"/venv/bin/penstock "$build"/venv/lib/python3*/site-packages
+    ;;
   test-frameworks)
     shift
     make_wheel
@@ -183,7 +190,7 @@ case "${1:-}" in
     exec "$build/tools/bin/python" -B "$@"
     ;;
   *)
-    echo "usage: python.sh install | test | one | differ | environment | test-frameworks | beside | gpu-test | train | format | tool" >&2
+    echo "usage: python.sh install | test | one | differ | environment | docs | test-frameworks | beside | gpu-test | train | format | tool" >&2
     exit 2
     ;;
 esac

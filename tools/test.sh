@@ -32,7 +32,7 @@ step build-tsan tools/build.sh tsan && step test-tsan run_tests tsan
 step build-ci tools/build.sh ci -DPENSTOCK_UNITY=ON && export PENSTOCK_BUILT=$PWD/build/ci && step test-ci run_tests ci
 step format-python tools/python.sh format --check
 mkdir -p build/python
-step test-python tools/python.sh test --junit-xml=build/python/ctest.xml
+step test-python tools/python.sh test --junit-xml=build/python/ctest.xml && step docs tools/python.sh docs
 
 python3 -B tools/summarize_tests.py build/*/ctest.xml build/*/results/*.xml || failures=$((failures + 1))
 [ "$failures" -eq 0 ]

@@ -1,10 +1,12 @@
 """penstock feeds GPUs: it moves data from CPU memory to a GPU as fast as the link allows.
 
-for x, y in penstock.feed(loader, device="cuda"):   # any iterable of batches, such as a DataLoader
-    ...
-on_gpu = penstock.to_device(tree, "cuda")            # any nest of tensors and arrays
-back = penstock.to_host(on_gpu)
-penstock.move_(model, "cuda")                        # a module, in place
+    for x, y in penstock.feed(loader, device="cuda"):   # any iterable of batches, such as a DataLoader
+        ...
+    on_gpu = penstock.to_device(tree, "cuda")            # any nest of tensors and arrays
+    back = penstock.to_host(on_gpu)
+    penstock.move_(model, "cuda")                        # a module, in place
+
+The docstrings of each have the details.
 """
 
 from . import _pickled_names as _pickled_names

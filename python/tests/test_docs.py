@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -44,6 +46,16 @@ def test_documents(document, capsys, tmp_path):
         assert "Pair (4, 1, 28, 28)" in printed
         assert "{'head.weight': (1, 2)}" in printed
         assert "600 samples: each of the epoch's once" in printed
+
+
+def test_the_ten_minutes_are_one_program(tmp_path):
+    pytest.importorskip("torch")
+    program = tmp_path / "ten_minutes.py"
+    program.write_text("\n".join(blocks("docs/ten-minutes.md")))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    for said in ("the dataset is tensors", " sets the pace", "256 samples before, 7936 after", "limited by "):
+        assert said in done.stdout, done.stdout
 
 
 def test_the_page_on_pictures(tmp_path, monkeypatch, capsys):
