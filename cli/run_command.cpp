@@ -3,6 +3,7 @@
 #include "arguments.hpp"
 #include "cli/shared/output.hpp"
 #include "cli/shared/signals.hpp"
+#include "completion.hpp"
 #include "doctor/command/doctor_command.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -148,6 +149,17 @@ std::string program_hint(const std::string& form, const std::vector<std::string>
                      first.ends_with(".py") ? "python " : "", fmt::join(words, " "));
 }
 
+void add_completion(CLI::App& app) {
+  const auto print_script = [&app](const std::string& shell) {
+    print(completion_script(app, shell));
+    throw CLI::Success();
+  };
+  app.add_option_function<std::string>("--completion", print_script,
+                                       "Print a shell's completion: eval \"$(penstock --completion bash)\"")
+      ->type_name("SHELL")
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+}
+
 /// What the user wrote wrongly, and where to look.
 std::string usage_text(const CLI::ParseError& error, const std::vector<std::string>& arguments,
                        const std::vector<CLI::App*>& commands) {
@@ -187,6 +199,7 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   CLI::App app("Feeds GPUs: moves data from CPU memory to a GPU as fast as the link allows.", "penstock");
   app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
   app.require_subcommand(1);
+  add_completion(app);
   app.footer(
       "Examples:\n"
       "  penstock info\n"
