@@ -2,7 +2,7 @@
 # without a network. JOBS=N limits the parallel jobs.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build check test pytest test-frameworks repeat differ mutants fuzz demo python wheel docs train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
+.PHONY: help setup build check test pytest test-frameworks repeat differ mutants fuzz demo python wheel release docs train bench gpu-test gpu-test-frameworks gpu-bench kernels format lint clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ wheel: ## Make wheels that need no other package, audit and try them: build/whee
 	@tools/setup.sh python
 	@tools/wheels.sh build
 	@tools/wheels.sh check
+
+release: wheel ## Gather what is published: wheels, sdist, checksums, notes: build/release-files
+	@tools/wheels.sh release
 
 docs: ## Make the site: build/site
 	@tools/setup.sh build python

@@ -53,6 +53,8 @@ def gather(penstock: str, packages: pathlib.Path) -> None:
     (PAGES / "docs" / "command.md").write_text("# The command\n\n" + sections([penstock]))
     shutil.copy(ROOT / "mkdocs.yml", SITE.parent)
     PACKAGES.mkdir()
+    for_assistants = (ROOT / "docs" / "llms.txt").read_text()
+    (PAGES / "llms.txt").write_text(re.sub(r"\]\(([\w-]+)\.md\)", r"](docs/\1/)", for_assistants))
     (PACKAGES / "penstock").symlink_to(packages / "penstock")
 
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Makes wheels that need no other package, in build/wheels: wheels.sh build | check
+# Makes wheels that need no other package, in build/wheels: wheels.sh build | check | release
 #
 # build  one for 3.10, one for 3.11, and one for 3.12 and newer (VERSIONS='3.12' makes only that one), compiled by
 #        Zig for a glibc that is older than this machine's, with libraries from the package index
 # check  audits them, and tries each in new environments: alone in 3.10, 3.12 and the newest Python that is here, and
 #        with PyTorch (TORCH_VERSIONS='3.11') under the whole of python/tests
+# release  gathers what is published in build/release-files: these wheels, the sdist, which is tried as well,
+#        checksums, and the notes of the changelog
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/quietly.sh
@@ -155,6 +157,28 @@ END
   rm -rf "$work"
 }
 
+# Prints what the changelog says of version $1.
+notes_of() { awk -v title="## $1" '/^## /{here = index($0, title) == 1; next} here' CHANGELOG.md; }
+
+release() {
+  local version files=$PWD/build/release-files
+  version=$(sed -n 's/^project(penstock VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+  [ -z "$(git status --porcelain)" ] || stop "commit all changes first: a release is made of a commit"
+  make_tools
+  rm -rf "$files" "$wheels/try-source"
+  mkdir -p "$files"
+  notes_of "$version" >"$files/NOTES.md"
+  [ -s "$files/NOTES.md" ] || stop "CHANGELOG.md says nothing of $version"
+  grep -q "^ *version: $version$" CITATION.cff && grep -q "^ *version: $version$" conda/recipe.yaml ||
+    stop "CITATION.cff or conda/recipe.yaml is not for $version"
+  quietly "$tools/bin/python" -m build --sdist --outdir "$files" .
+  "${PYTHON:-python3}" -m venv "$wheels/try-source"
+  quietly "$wheels/try-source/bin/python" -m pip install "$files/penstock-$version.tar.gz"
+  try_alone source
+  cp "$wheels"/penstock-"$version"-*.whl "$files"
+  (cd "$files" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
+}
+
 case "${1:-}" in
   build) build ;;
   check)
@@ -164,13 +188,14 @@ case "${1:-}" in
       make_environment "$version" --no-deps --no-index
       try_alone "$version"
     done
-    for version in ${TORCH_VERSIONS:-3.11}; do
+    for version in ${TORCH_VERSIONS-3.11}; do
       make_environment "$version" -r python/tests/requirements.txt
       "$wheels/try-$version/bin/python" -m pytest -q
     done
     ;;
+  release) release ;;
   *)
-    echo "usage: wheels.sh build | check" >&2
+    echo "usage: wheels.sh build | check | release" >&2
     exit 2
     ;;
 esac

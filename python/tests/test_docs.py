@@ -19,7 +19,16 @@ def blocks(document):
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/python.md", "docs/slow.md", "docs/memory.md", "docs/statistics.md", "docs/park.md"]
+    "document",
+    [
+        "README.md",
+        "docs/llms.txt",
+        "docs/python.md",
+        "docs/slow.md",
+        "docs/memory.md",
+        "docs/statistics.md",
+        "docs/park.md",
+    ],
 )
 def test_documents(document, capsys, tmp_path):
     torch = pytest.importorskip("torch")
@@ -120,6 +129,6 @@ def test_the_first_screen_says_how_to_try_it_how_long_that_takes_and_where_it_ru
 
 
 def test_links_between_documents_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+    for page in [*ROOT.glob("*.md"), ROOT / "docs/llms.txt", *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
