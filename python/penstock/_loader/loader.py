@@ -7,7 +7,7 @@ import html
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from .. import _core, _others
 from .._checks import whole
@@ -118,7 +118,7 @@ class Loader:
         world_size: int | None = None,
         distributed: bool = False,
         prefetch_depth: int = 2,
-        residency: str | float = "none",
+        residency: Literal["none", "all", "auto"] | float = "none",
         device_budget_bytes: int = 0,
         tuning: Tuning | None = None,
         **not_taken: NoReturn,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .. import _core, _others
 from .._checks import whole
@@ -28,12 +28,12 @@ class Tuning:
       for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
     """
 
-    gather: str = "automatic"
+    gather: Literal["automatic", "host", "zero-copy", "copy-engine"] = "automatic"
     gather_blocks: int = 0
     narrow: bool = True
     row_budget_bytes: int = 0
     threads: int = 0
-    when_full: str = "wait"
+    when_full: Literal["wait", "fail"] = "wait"
 
 
 def native_options(tuning: Tuning) -> dict[str, Any]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from .._engines import engine_for
 from .._errors import InvalidArgument
 from .transfers import to_device, to_host
 
+Module = TypeVar("Module")
+
 # What lies in a storage is moved from a multiple of this, so that each view keeps its alignment.
 _ALIGNMENT = 256
 
 
-def move_(module: Any, device: Any, optimizer: Any = None) -> Any:
+def move_(module: Module, device: Any, optimizer: Any = None) -> Module:
     """Move a torch.nn.Module to a device, in place and in one go, and return it.
 
     Parameters, buffers (persistent or not) and gradients travel together, as in `to_device` and `to_host`. PyTorch's
