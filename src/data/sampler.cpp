@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace penstock {
 
@@ -25,7 +26,7 @@ void check_same(const char* what, std::uint64_t saved, std::uint64_t here) {
 }  // namespace
 
 Sampler::Sampler(std::uint64_t sample_count, SamplerOptions options)
-    : sample_count_(sample_count), options_(options) {
+    : sample_count_(sample_count), options_(std::move(options)), size_(size_of(0)) {
   if (sample_count == 0) throw InvalidArgument("A dataset of zero samples cannot be sampled.");
   if (sample_count > kMaximumSamples) {
     throw InvalidArgument(fmt::format("{} samples are more than a sampler can count (2^61).", sample_count));
@@ -44,7 +45,7 @@ Sampler::Sampler(std::uint64_t sample_count, SamplerOptions options)
     throw InvalidArgument(
         fmt::format("{} samples shared by {} ranks with the shard's drop_last leave none for each: use fewer "
                     "ranks, or let the order wrap around.",
-                    sample_count, shard.world_size));
+                    size_, shard.world_size));
   }
   if (batches_per_epoch() == 0) {
     throw InvalidArgument(fmt::format(
@@ -56,7 +57,7 @@ Sampler::Sampler(std::uint64_t sample_count, SamplerOptions options)
 }
 
 std::uint64_t Sampler::shard_samples(std::uint64_t from) const noexcept {
-  const std::uint64_t left = sample_count_ - from;
+  const std::uint64_t left = size_ - from;
   const std::uint64_t whole = left / options_.shard.world_size;
   const bool pad = left % options_.shard.world_size != 0 && !options_.shard.drop_last;
   return whole + (pad ? 1 : 0);
@@ -79,8 +80,13 @@ std::uint64_t Sampler::samples_left() const noexcept { return in_batches(shard_s
 
 std::uint64_t Sampler::batches_left() const noexcept { return batches_of(samples_left()); }
 
+std::uint64_t Sampler::size_of(std::uint64_t epoch) const {
+  return options_.samples_in_epoch ? options_.samples_in_epoch(epoch) : sample_count_;
+}
+
 void Sampler::start_epoch(std::uint64_t epoch) {
-  if (options_.shuffle) order_.emplace(sample_count_, options_.seed, epoch);
+  size_ = size_of(epoch);
+  if (options_.shuffle && !options_.samples_in_epoch) order_.emplace(size_, options_.seed, epoch);
   epoch_ = epoch;
   base_ = 0;
   taken_ = 0;
@@ -89,7 +95,7 @@ void Sampler::start_epoch(std::uint64_t epoch) {
 SampleRun Sampler::peek() const noexcept {
   const std::uint64_t stride = options_.shard.world_size;
   return {.order = order_,
-          .size = sample_count_,
+          .size = size_,
           .first = base_ + options_.shard.rank + taken_ * stride,
           .stride = stride,
           .count = std::min(samples_left(), options_.batch_size),
@@ -115,7 +121,7 @@ SamplerState Sampler::state() const noexcept {
   state.seed = options_.seed;
   state.shuffle = options_.shuffle;
   state.epoch = epoch_;
-  state.consumed = std::min(sample_count_, base_ + taken_ * options_.shard.world_size);
+  state.consumed = std::min(size_, base_ + taken_ * options_.shard.world_size);
   return state;
 }
 
@@ -126,10 +132,10 @@ void Sampler::restore(const SamplerState& state) {
     check_same("seed", state.seed, options_.seed);
     check_same("order_version", state.order_version, KeyedPermutation::kVersion);
   }
-  if (state.consumed > sample_count_) {
+  if (const std::uint64_t size = size_of(state.epoch); state.consumed > size) {
     throw InvalidArgument(fmt::format(
         "The saved sampler state has consumed {} of {} samples: it is damaged; start the epoch afresh.",
-        state.consumed, sample_count_));
+        state.consumed, size));
   }
   start_epoch(state.epoch);
   base_ = state.consumed;

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <utility>
 
 namespace penstock {
@@ -47,17 +49,26 @@ Delivery delivery_of(const PublishedItem& batch, std::size_t sample_bytes) noexc
           .slot_wait_seconds = batch.slot_wait_seconds};
 }
 
+/// Null if the loader chooses the samples of an epoch.
+std::function<std::uint64_t(std::uint64_t)> samples_in_epoch(const Dataset& dataset) {
+  std::shared_ptr<const FieldReader> reader = dataset.reader(0);
+  if (!reader->samples_in_epoch(0)) return nullptr;
+  return [reader = std::move(reader)](std::uint64_t epoch) { return *reader->samples_in_epoch(epoch); };
+}
+
 }  // namespace
 
-BatchOrder::BatchOrder(const LoaderOptions& options, std::uint64_t samples)
-    : first(samples, {.shuffle = options.shuffle,
-                      .seed = options.seed,
-                      .batch_size = options.batch_size,
-                      .drop_last = options.drop_last,
-                      .shard = options.shard}),
+BatchOrder::BatchOrder(const LoaderOptions& options, const Dataset& dataset)
+    : first(dataset.sample_count(),
+            {.shuffle = options.shuffle,
+             .seed = options.seed,
+             .batch_size = options.batch_size,
+             .drop_last = options.drop_last,
+             .shard = options.shard,
+             .samples_in_epoch = options.batch_sampler ? nullptr : samples_in_epoch(dataset)}),
       drawn(options.batch_sampler
-                ? std::make_unique<DrawnBatches>(options.batch_sampler, samples, options.batch_size,
-                                                 options.prefetch_depth + 1)
+                ? std::make_unique<DrawnBatches>(options.batch_sampler, dataset.sample_count(),
+                                                 options.batch_size, options.prefetch_depth + 1)
                 : nullptr) {}
 
 std::uint64_t BatchOrder::largest_batch() const noexcept {
@@ -66,12 +77,12 @@ std::uint64_t BatchOrder::largest_batch() const noexcept {
 }
 
 BatchLine::BatchLine(
-    Destination destination, LoaderOptions options, std::uint64_t samples,
+    Destination destination, LoaderOptions options, const Dataset& dataset,
     FunctionRef<std::unique_ptr<BatchSource>(const Destination&, const LoaderOptions&, BatchOrder&)>
         make_source)
     : destination_(std::move(destination)),
       options_(checked(std::move(options))),
-      order_(options_, samples),
+      order_(options_, dataset),
       source_(make_source(destination_, options_, order_)),
       rings_(source_->rings()),
       delivered_sample_bytes_(source_->layout().delivered_sample_bytes()),
@@ -421,6 +432,12 @@ SamplerState BatchLine::state() const {
   if (rings_.size() == 1) return rings_[0]->position();
   const std::lock_guard guard(position_mutex_);
   return position_;
+}
+
+Sampler BatchLine::whole_epoch() const {
+  Sampler sampler = order_.first;
+  if (sampler.options().samples_in_epoch) sampler.start_epoch(state().epoch);
+  return sampler;
 }
 
 std::uint64_t BatchLine::batches_left() const {

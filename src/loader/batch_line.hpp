@@ -33,7 +33,7 @@ namespace penstock {
 class BatchLine {
  public:
   /// `make_source`: called once. Throws what it throws, and InvalidArgument if the options do not fit.
-  BatchLine(Destination destination, LoaderOptions options, std::uint64_t samples,
+  BatchLine(Destination destination, LoaderOptions options, const Dataset& dataset,
             FunctionRef<std::unique_ptr<BatchSource>(const Destination&, const LoaderOptions&, BatchOrder&)>
                 make_source);
   BatchLine(const BatchLine&) = delete;
@@ -50,6 +50,8 @@ class BatchLine {
   void leave_epoch();
   void synchronize();
   [[nodiscard]] SamplerState state() const;
+  /// Of the epoch that state() is in.
+  [[nodiscard]] Sampler whole_epoch() const;
   [[nodiscard]] std::uint64_t batches_left() const;
   void close();
 
@@ -60,7 +62,6 @@ class BatchLine {
 
   [[nodiscard]] const BatchSource& source() const noexcept { return *source_; }
   [[nodiscard]] const Destination& destination() const noexcept { return destination_; }
-  [[nodiscard]] const Sampler& first_sampler() const noexcept { return order_.first; }
   [[nodiscard]] const LoaderOptions& options() const noexcept { return options_; }
   /// True in a child of fork, which may not touch this object.
   [[nodiscard]] bool is_forked() const noexcept { return process_ != fork_generation(); }

@@ -26,7 +26,7 @@ namespace penstock {
 
 /// The order of a line's batches.
 struct BatchOrder {
-  BatchOrder(const LoaderOptions& options, std::uint64_t samples);
+  BatchOrder(const LoaderOptions& options, const Dataset& dataset);
 
   /// The most samples that a batch has. A batch sampler may repeat samples.
   [[nodiscard]] std::uint64_t largest_batch() const noexcept;

@@ -125,7 +125,8 @@ class HostFeeder final : public Feeder {
           decoded ? 1 : rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
       gathered.pieces = (samples + gathered.piece_samples - 1) / gathered.piece_samples;
       pieces += gathered.pieces;
-      bytes += gathered.list.bytes();
+      gathered.bytes = bytes_to_send(batch, gathered);
+      bytes += gathered.bytes;
     }
     for (const GatheredField& gathered : fields_) {
       if (reader_of(gathered).is_on_disk()) reader_of(gathered).ask_ahead(gathered.list.samples());
@@ -142,7 +143,7 @@ class HostFeeder final : public Feeder {
       const std::byte* source = batch.staging.on_device + field.staging_offset;
       if (field.staged_on_device) {
         std::byte* const staging = batch.copy.staging.data() + field.device_staging_offset;
-        batch.pacer.copy(staging, batch.staging.memory + field.staging_offset, gathered.list.bytes());
+        batch.pacer.copy(staging, batch.staging.memory + field.staging_offset, gathered.bytes);
         batch.pacer.join();
         source = staging;
       }
@@ -156,10 +157,19 @@ class HostFeeder final : public Feeder {
     SampleList list;
     std::size_t piece_samples = 1;  ///< samples that one thread gathers at a time
     std::size_t pieces = 0;
+    std::size_t bytes = 0;  ///< that cross the link
   };
 
   [[nodiscard]] const FieldReader& reader_of(const GatheredField& gathered) const {
     return *context_.dataset.reader(gathered.list.field_number());
+  }
+
+  [[nodiscard]] std::size_t bytes_to_send(const BatchToFeed& batch, const GatheredField& gathered) const {
+    const FieldReader& reader = reader_of(gathered);
+    const std::uint64_t epoch = batch.slot.run.epoch;
+    if (batch.count != 1 || !reader.samples_in_epoch(epoch)) return gathered.list.bytes();
+    const Shape shape = reader.shape_in_epoch(epoch, batch.indices[0]);
+    return element_count(shape) * dtype_bytes(reader.field().dtype);
   }
 
   void gather(const BatchToFeed& batch, std::size_t piece) const {
@@ -174,18 +184,23 @@ class HostFeeder final : public Feeder {
                             {to, count * field.sample_bytes}, context_.stores, batch.slot.run.epoch);
   }
 
-  // These fields lie side by side, in the slot as in the staging slot.
+  // These fields lie side by side, in the slot as in the staging slot. A field that is not full ends a copy.
   void enqueue_plain_copies(const BatchToFeed& batch) const {
     std::size_t begin = 0;
     std::size_t end = 0;
+    const auto copy = [&] {
+      if (end == begin) return;
+      batch.pacer.copy(batch.slot.memory.data() + begin, batch.staging.memory + begin, end - begin);
+      begin = end;
+    };
     for (const GatheredField& gathered : fields_) {
       const FieldPlan& field = gathered.list.field();
       if (!field.is_plain_copy()) continue;
-      if (end == 0) begin = field.slot_offset;
-      end = field.slot_offset + batch.count * field.sample_bytes;
+      if (end == begin) begin = field.slot_offset;
+      end = field.slot_offset + gathered.bytes;
+      if (gathered.bytes < batch.count * field.sample_bytes) copy();
     }
-    if (end == begin) return;
-    batch.pacer.copy(batch.slot.memory.data() + begin, batch.staging.memory + begin, end - begin);
+    copy();
   }
 
   const FeedContext& context_;

@@ -82,11 +82,11 @@ void Loader::synchronize() { line_->synchronize(); }
 SamplerState Loader::state() const { return line_->state(); }
 void Loader::restore(const SamplerState& state) { line_->restore(state); }
 
-std::uint64_t Loader::batches_per_epoch() const noexcept {
-  return options().batch_sampler ? 0 : line_->first_sampler().batches_per_epoch();
+std::uint64_t Loader::batches_per_epoch() const {
+  return options().batch_sampler ? 0 : line_->whole_epoch().batches_per_epoch();
 }
-std::uint64_t Loader::samples_per_epoch() const noexcept {
-  return options().batch_sampler ? 0 : line_->first_sampler().samples_per_epoch();
+std::uint64_t Loader::samples_per_epoch() const {
+  return options().batch_sampler ? 0 : line_->whole_epoch().samples_per_epoch();
 }
 std::uint64_t Loader::batches_left() const { return line_->batches_left(); }
 

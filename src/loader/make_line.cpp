@@ -84,11 +84,11 @@ std::unique_ptr<BatchSource> source_of(Dataset dataset, const Destination& desti
 
 std::shared_ptr<BatchLine> make(Dataset dataset, Destination destination, LoaderOptions options,
                                 bool only_parts) {
-  const std::uint64_t samples = dataset.sample_count();
+  const Dataset fed = dataset;
   const auto make_source = [&](const Destination& to, const LoaderOptions& own, BatchOrder& order) {
     return source_of(std::move(dataset), to, only_parts, own, order);
   };
-  return std::make_shared<BatchLine>(std::move(destination), std::move(options), samples, make_source);
+  return std::make_shared<BatchLine>(std::move(destination), std::move(options), fed, make_source);
 }
 
 }  // namespace

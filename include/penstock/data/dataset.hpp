@@ -49,6 +49,17 @@ class FieldReader {
   }
   /// True if the bytes of a sample depend on the epoch, so that none may be kept for another.
   [[nodiscard]] virtual bool varies_by_epoch() const noexcept { return false; }
+  /// Set if the reader makes the samples of an epoch, as packs of others are: their number, at most
+  /// sample_count(). They come in sequence, since the reader has shuffled what they are made of. All fields
+  /// of a dataset then give the same number.
+  [[nodiscard]] virtual std::optional<std::uint64_t> samples_in_epoch(std::uint64_t /*epoch*/) const {
+    return std::nullopt;
+  }
+  /// The shape of such a sample, which has no more values than the field's shape. Those come first; the bytes
+  /// behind them mean nothing, and do not cross the link.
+  [[nodiscard]] virtual Shape shape_in_epoch(std::uint64_t /*epoch*/, std::uint64_t /*index*/) const {
+    return field().shape;
+  }
   /// True if a sample takes long to decode. All threads of a team then share a batch, sample by sample.
   [[nodiscard]] virtual bool is_decoded() const noexcept { return false; }
 

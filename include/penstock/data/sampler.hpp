@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 
@@ -25,6 +26,9 @@ struct SamplerOptions {
   /// Leaves out an epoch's last batch if it is not full.
   bool drop_last = false;
   Shard shard{};
+  /// If given, an epoch has so many samples, at most sample_count, and they come in sequence, also with
+  /// `shuffle`: see FieldReader::samples_in_epoch.
+  std::function<std::uint64_t(std::uint64_t epoch)> samples_in_epoch = nullptr;
 };
 
 /// How far all ranks together have come. These are plain numbers that may be stored in any format. They are
@@ -51,7 +55,7 @@ class Sampler {
   [[nodiscard]] const SamplerOptions& options() const noexcept { return options_; }
   [[nodiscard]] std::uint64_t sample_count() const noexcept { return sample_count_; }
 
-  /// Samples and batches that this rank gets in a whole epoch.
+  /// Samples and batches that this rank gets in the whole of the current epoch.
   [[nodiscard]] std::uint64_t samples_per_epoch() const noexcept;
   [[nodiscard]] std::uint64_t batches_per_epoch() const noexcept;
   /// Samples and batches that this rank still gets in the current epoch.
@@ -59,7 +63,7 @@ class Sampler {
   [[nodiscard]] std::uint64_t batches_left() const noexcept;
 
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
-  /// Goes to the beginning of `epoch`.
+  /// Goes to the beginning of `epoch`. Throws what samples_in_epoch throws, and changes nothing then.
   void start_epoch(std::uint64_t epoch);
 
   /// Writes the next batch's indices and returns their number: batch_size, fewer for an epoch's last batch, 0
@@ -83,8 +87,11 @@ class Sampler {
   [[nodiscard]] std::uint64_t in_batches(std::uint64_t samples) const noexcept;
   [[nodiscard]] std::uint64_t batches_of(std::uint64_t samples) const noexcept;
 
+  [[nodiscard]] std::uint64_t size_of(std::uint64_t epoch) const;
+
   std::uint64_t sample_count_;
   SamplerOptions options_;
+  std::uint64_t size_;  // of the epoch
   std::uint64_t epoch_ = 0;
   std::uint64_t base_ = 0;   // position of the order at which this world size took over
   std::uint64_t taken_ = 0;  // samples that this rank has taken since

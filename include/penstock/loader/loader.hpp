@@ -103,8 +103,8 @@ class Loader {
   void restore(const SamplerState& state);
 
   /// Batches and samples that each receiver gets in a whole epoch; 0 with a batch sampler, which alone knows.
-  [[nodiscard]] std::uint64_t batches_per_epoch() const noexcept;
-  [[nodiscard]] std::uint64_t samples_per_epoch() const noexcept;
+  [[nodiscard]] std::uint64_t batches_per_epoch() const;
+  [[nodiscard]] std::uint64_t samples_per_epoch() const;
   /// Batches of the current epoch that next() has yet to give out; 0 with a batch sampler.
   [[nodiscard]] std::uint64_t batches_left() const;
 

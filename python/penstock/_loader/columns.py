@@ -42,8 +42,8 @@ def fields_of(data: Any) -> Fields:
         if data.labels is None:
             return Fields(["image"], [data.field], lambda arrays: arrays[0])
         return Fields(["image", "label"], [data.field, _array(data.labels, "label")], tuple)
-    if _is_table(data):
-        fields = _named(_columns_of(data), lambda key, value: _column(value, key))
+    if is_table(data):
+        fields = _named(columns_of(data), lambda key, value: _column(value, key))
         return fields._replace(is_table=True, of_tables=dict.fromkeys(fields.names))
     if is_a("tensordict", "TensorDictBase", data):
         return _tensordict(data)
@@ -66,7 +66,7 @@ def fields_of(data: Any) -> Fields:
 
 
 def _tables_of(names: list[str], values: Iterable[Any]) -> dict[str, Any]:
-    tables = {name: value for name, value in zip(names, values, strict=True) if _is_table(value)}
+    tables = {name: value for name, value in zip(names, values, strict=True) if is_table(value)}
     return {name: table if has(table, "__len__") else None for name, table in tables.items()}  # a stream is read once
 
 
@@ -216,10 +216,10 @@ def _array(value: Any, name: str) -> Any:
         return value.field
     if isinstance(value, Chunks):
         return value
-    if _is_column(value):
+    if is_column(value):
         return _column(value, name)
-    if _is_table(value):
-        return _matrix(_columns_of(value), name)
+    if is_table(value):
+        return _matrix(columns_of(value), name)
     if is_a("datasets.arrow_dataset", "Column", value) and is_a("datasets", "Dataset", value.source):
         return _hugging_face(value.source.select_columns([value.column_name]))[value.column_name]
     for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
@@ -362,7 +362,7 @@ def refuse_rounding(array: Any, dtype: Any, name: Any) -> None:
 
 def refuse_rounded_columns(table: Any, dtype: Any) -> None:
     """The same for each column of a table, of which a matrix was made."""
-    for key, value in _columns_of(table).items():
+    for key, value in columns_of(table).items():
         refuse_rounding(side_by_side(_column(value, key)), dtype, key)
 
 
@@ -403,14 +403,14 @@ def _is_read_in_place(shape: Sequence[int], strides: Sequence[int], item: int) -
 # Tables: pandas, polars, Arrow, Hugging Face. Each column keeps its own type.
 
 
-def _is_table(data: Any) -> bool:
+def is_table(data: Any) -> bool:
     named = (("pandas", "DataFrame"), ("polars", "DataFrame"), ("datasets", "Dataset"), ("datasets", "DatasetDict"))
     if any(is_a(module, name, data) for module, name in named):
         return True
-    return not _is_column(data) and (has(data, "__arrow_c_stream__") or has(data, "__arrow_c_array__"))
+    return not is_column(data) and (has(data, "__arrow_c_stream__") or has(data, "__arrow_c_array__"))
 
 
-def _columns_of(data: Any) -> Mapping[Any, Any]:
+def columns_of(data: Any) -> Mapping[Any, Any]:
     """The columns of a table by name."""
     if is_a("pandas", "DataFrame", data):
         if not data.columns.is_unique:
@@ -461,7 +461,7 @@ def _in_order(column: Any, name: Any, rows: Any) -> Any:
     return _arrow(column.take(rows), name)
 
 
-def _is_column(value: Any) -> bool:
+def is_column(value: Any) -> bool:
     return (
         is_a("pandas", "Series", value)
         or is_a("polars", "Series", value)
@@ -482,7 +482,7 @@ def _column(value: Any, name: Any) -> Any:
         if value.dtype.is_nested():
             return _arrow(value.to_arrow(), name)
         return _numbers(_polars(value, name), name)
-    if _is_column(value):
+    if is_column(value):
         return _arrow(value, name)
     return _array(value, str(name))
 
@@ -536,7 +536,7 @@ def _arrow(column: Any, name: Any, rows: Any = None) -> Any:
         chunks = [chunk for chunk in column.chunks if len(chunk)] or [column.combine_chunks()]
     else:
         chunks = [column]
-    arrays = [_numbers(_values(chunk, name, column), name) for chunk in chunks]
+    arrays = [_numbers(values_of(chunk, name, column), name) for chunk in chunks]
     lengths = {array.shape[1:] for array in arrays}
     if len(lengths) > 1:
         axes = zip(min(lengths), max(lengths), strict=True)
@@ -544,7 +544,7 @@ def _arrow(column: Any, name: Any, rows: Any = None) -> Any:
     return column_of(arrays, rows)
 
 
-def _values(array: Any, name: Any, column: Any) -> Any:
+def values_of(array: Any, name: Any, column: Any) -> Any:
     """Those of one chunk of `column`."""
     import pyarrow
 
@@ -567,7 +567,8 @@ def _values(array: Any, name: Any, column: Any) -> Any:
 
 def _lengths_differ(name: Any, least: int, most: int) -> InvalidArgument:
     return InvalidArgument(
-        f"Column '{name}' holds lists of {least} to {most} values; a Loader takes rows of one length. Pad them."
+        f"Column '{name}' holds lists of {least} to {most} values. Write pack={{'{name}': N}} to put them side by "
+        'side, N values in a batch, or pad="longest" to fill them up with zeros.'
     )
 
 
@@ -596,7 +597,7 @@ def _extension(array: Any, name: Any) -> Any:
     """Reads Arrow's tensors and one-byte bools, and Hugging Face's arrays, which are stored as lists."""
     import pyarrow
 
-    values = _values(array.storage, name, array)
+    values = values_of(array.storage, name, array)
     if isinstance(array.type, getattr(pyarrow, "FixedShapeTensorType", ())):
         return array.to_numpy_ndarray()
     if isinstance(array.type, getattr(pyarrow, "Bool8Type", ())):
@@ -607,5 +608,5 @@ def _extension(array: Any, name: Any) -> Any:
 
 
 def _rows(array: Any, length: int, name: Any) -> Any:
-    values = _values(array.flatten(), name, array)
+    values = values_of(array.flatten(), name, array)
     return values.reshape(len(array), length, *values.shape[1:])

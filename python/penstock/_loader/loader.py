@@ -17,6 +17,7 @@ from .._errors import Closed, InvalidArgument
 from .._statistics import FeedStatistics
 from .columns import Samples, fields_of
 from .conversions import convert, field_options, targets_of
+from .packs import Packs
 from .sampler import UINT64, checked_state, share
 from .samplers import batches_of
 from .shared_dataset import SharedDataset
@@ -90,6 +91,16 @@ class Loader:
     - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
     - `prefetch_depth`: batches ahead, 1 to 64.
     - `device_budget_bytes`: most device memory; 0: half of the free memory.
+    - `pack`: for samples of different lengths, such as texts as tokens: `Loader({"input_ids": column}, pack=
+      {"input_ids": 65_536})`. Data is a table, or a dict, of columns of lists (Arrow, polars, Hugging Face) or of pairs
+      (values, offsets), with the same lengths in each. They are read in place. A batch is one pack, a dict: the values
+      of whole samples, one behind the other, at most as many as `pack` says; `cu_seqlens`, int32, where each sample
+      begins, and the end; and `max_seqlen`, the length of the longest, a number. Its `positions()` are made on the
+      device. Each sample goes into the first pack with room, of up to 16 that are being filled in the order of the
+      epoch; samples without values are left out. Processes share packs out. The number of batches differs from epoch to
+      epoch, and `len()` is that of the current one.
+    - `pad`: "longest", for such data: a batch is a dict of matrices of `batch_size` samples, with zeros behind them up
+      to the longest, and of `lengths`, int32.
     - `tuning`: a `penstock.Tuning`, for experiments: how samples are gathered, by how many threads, and the like.
 
     Attributes: `device`, `devices` (of a group, or `device` and those that relay to it), `batch_size`, `drop_last`, and
@@ -120,6 +131,8 @@ class Loader:
         prefetch_depth: int = 2,
         residency: Literal["none", "all", "auto"] | float = "none",
         device_budget_bytes: int = 0,
+        pack: Any = None,
+        pad: str | None = None,
         tuning: Tuning | None = None,
         **not_taken: NoReturn,
     ):
@@ -129,8 +142,16 @@ class Loader:
         tuning = Tuning() if tuning is None else tuning
         if not isinstance(tuning, Tuning):
             raise InvalidArgument(f"tuning is a penstock.Tuning, not {tuning!r}.")
-        fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
-        targets = targets_of(fields, to)
+        self._packs = None
+        if pack is None and pad is None:
+            fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
+            targets = targets_of(fields, to)
+        else:
+            if sampler is not None or batch_sampler is not None:
+                raise InvalidArgument("Packs follow from `shuffle`, `seed` and the epoch: leave the sampler out.")
+            order = {"shuffle": bool(shuffle), "seed": whole("seed", seed, 0, UINT64), "drop_last": bool(drop_last)}
+            self._packs = Packs(data, pack, pad, batch_size, **order)
+            fields, targets = self._packs.fields, self._packs.targets(to)
         fields = convert(fields, targets, scale, shift)
         kept = data  # for pickling
         if fields.is_table:  # only the columns that were made of it are kept
@@ -143,7 +164,7 @@ class Loader:
         together = destination.together
         self._build = (lambda each: [fields.build(arrays) for arrays in each]) if together else fields.build
         self._shares = rank is not None or world_size is not None or distributed or processes is not None
-        self.dataset = Samples(fields)
+        self.dataset = Samples(fields if self._packs is None else self._packs.samples)
         self.drop_last = bool(drop_last)
         # A share of 0 of 1 is all samples, and says that no warning is wanted.
         decided = {"shuffle": shuffle, "seed": seed, "rank": rank, "distributed": distributed}
@@ -161,7 +182,7 @@ class Loader:
             destination.native,
             fields.named(),
             options,
-            batch_size=self.batch_size,
+            batch_size=self.batch_size if self._packs is None else 1,
             shuffle=bool(shuffle),
             seed=whole("seed", seed, 0, UINT64),
             drop_last=self.drop_last and self._batches is None,
@@ -210,6 +231,8 @@ class Loader:
         if a sampler is given."""
         self._refuse_state()
         state = self._native.state_dict(handed_out=not self._made.arrays)
+        if self._packs is not None:
+            state["pack"] = self._packs.signature
         return {**state, "epoch": self._next_epoch, "consumed": 0} if self._at_beginning else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -217,6 +240,12 @@ class Loader:
         Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not a Loader's state."""
         self._refuse_state()
         checked = checked_state(state)
+        packs = None if self._packs is None else self._packs.signature
+        if state.get("pack") != packs:
+            raise InvalidArgument(
+                f"The state is of packs of {state.get('pack')} (values, samples of a matrix, samples at most), and "
+                f"those of this Loader are of {packs}: give both the same data, `pack`, `pad` and `batch_size`."
+            )
         none_made = _Made()
         self._native.load_state_dict(checked)
         self._made = none_made
@@ -227,8 +256,10 @@ class Loader:
 
     def describe(self) -> list[str]:
         """A line for each field: how it travels, and why. If there are several devices, the last line says how many
-        bytes each link has carried. With a ProcessGroup, the first line says what part this process brings."""
-        return self._native.describe()
+        bytes each link has carried. With a ProcessGroup, the first line says what part this process brings. With `pack`
+        or `pad`, the last line says how full the batches of this epoch are."""
+        lines = self._native.describe()
+        return lines if self._packs is None else [*lines, self._packs.describe(self._native.state_dict()["epoch"])]
 
     def stats(self) -> FeedStatistics:
         """The loader's account so far, which `penstock feed` also prints."""

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -42,6 +43,12 @@ class RenamedReader final : public FieldReader {
     reader_->gather_in_epoch(epoch, indices, destination, stores);
   }
   [[nodiscard]] bool varies_by_epoch() const noexcept override { return reader_->varies_by_epoch(); }
+  [[nodiscard]] std::optional<std::uint64_t> samples_in_epoch(std::uint64_t epoch) const override {
+    return reader_->samples_in_epoch(epoch);
+  }
+  [[nodiscard]] Shape shape_in_epoch(std::uint64_t epoch, std::uint64_t index) const override {
+    return reader_->shape_in_epoch(epoch, index);
+  }
   [[nodiscard]] bool is_decoded() const noexcept override { return reader_->is_decoded(); }
   void add_failures(FeedStatistics& statistics) const override { reader_->add_failures(statistics); }
   [[nodiscard]] bool is_on_disk() const noexcept override { return reader_->is_on_disk(); }

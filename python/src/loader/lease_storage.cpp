@@ -58,14 +58,20 @@ void wait_if_on_host(const Engine& engine, const Stream& stream) {
   if (!engine.is_cuda()) wait_for_host(engine.device(), stream);
 }
 
-nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage) {
+nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
+                     const Dataset& dataset) {
   const DeviceBatch& leased = storage->batch();
+  const std::uint64_t epoch = leased.epoch();
+  const bool is_pack = dataset.reader(0)->samples_in_epoch(epoch).has_value();
+  const std::uint64_t pack = is_pack ? leased.indices().front() : 0;
   nb::list arrays;
   for (std::size_t f = 0; f < leased.field_count(); ++f) {
     const DeviceField& field = leased.field(f);
-    const Leaf leaf = describe(field.dtype, field.shape);
+    const Leaf leaf =
+        describe(field.dtype, is_pack ? dataset.reader(f)->shape_in_epoch(epoch, pack) : field.shape);
     arrays.append(engine.make(leaf, storage, field.data, Torch::get() != nullptr));
   }
+  if (is_pack) arrays.append(nb::make_tuple(epoch, pack));
   return arrays;
 }
 

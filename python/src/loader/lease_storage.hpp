@@ -3,6 +3,7 @@
 #include "move/engine.hpp"
 #include "storage.hpp"
 
+#include <penstock/data/dataset.hpp>
 #include <penstock/loader/device_batch.hpp>
 
 #include <nanobind/nanobind.h>
@@ -40,7 +41,9 @@ void wait_if_on_host(const Engine& engine, const Stream& stream);
 /// The stream that a loader's next batch is for: PyTorch's current one if it is for PyTorch, otherwise `own`.
 [[nodiscard]] Stream stream_of_next(const Engine& engine, const Stream& own);
 
-/// An array for each field of the leased batch, on the engine's device.
-[[nodiscard]] nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage);
+/// An array for each field of the leased batch of `dataset`, on the engine's device. A batch of one pack is
+/// the pack, without an axis of samples, and the list ends with the pack's epoch and number.
+[[nodiscard]] nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
+                                   const Dataset& dataset);
 
 }  // namespace penstock::python

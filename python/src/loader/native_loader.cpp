@@ -186,10 +186,11 @@ NativeLoader::Leases NativeLoader::take(const std::vector<Stream>& streams,
 
 nb::object NativeLoader::make(const Leases& leases) const {
   if (leases.empty()) return nb::none();
-  if (!destination_.is_to_all()) return make_fields(destination_.engine(), leases.front());
+  const Dataset& dataset = loader_->dataset();
+  if (!destination_.is_to_all()) return make_fields(destination_.engine(), leases.front(), dataset);
   nb::list all;
   for (std::size_t i = 0; i < leases.size(); ++i) {
-    all.append(make_fields(*destination_.engines()[i], leases[i]));
+    all.append(make_fields(*destination_.engines()[i], leases[i], dataset));
   }
   return all;
 }
