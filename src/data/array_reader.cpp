@@ -1,6 +1,5 @@
 #include "core/shared/gather_rows.hpp"
 #include "data/malformed.hpp"
-#include "data/read_ahead.hpp"
 
 #include <penstock/core/error.hpp>
 #include <penstock/data/readers.hpp>
@@ -21,8 +20,7 @@ class ArrayReader final : public FieldReader {
         sample_bytes_(field_.sample_bytes()),
         data_(data),
         allocation_(allocation),
-        keep_alive_(std::move(keep_alive)),
-        ahead_({data}) {}
+        keep_alive_(std::move(keep_alive)) {}
 
   const Field& field() const noexcept override { return field_; }
   std::uint64_t sample_count() const noexcept override { return data_.size() / sample_bytes_; }
@@ -30,11 +28,6 @@ class ArrayReader final : public FieldReader {
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind stores) const override {
     gather_rows(data_.data(), sample_bytes_, indices, destination.data(), stores);
-  }
-
-  bool is_on_disk() const noexcept override { return ahead_.is_on_disk(); }
-  void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
-    for (const std::uint64_t index : indices) ahead_.ask(data_.subspan(index * sample_bytes_, sample_bytes_));
   }
 
   std::span<const std::byte> memory() const noexcept override { return data_; }
@@ -46,7 +39,6 @@ class ArrayReader final : public FieldReader {
   std::span<const std::byte> data_;
   std::span<const std::byte> allocation_;
   std::shared_ptr<const void> keep_alive_;
-  ReadAhead ahead_;
 };
 
 }  // namespace

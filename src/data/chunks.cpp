@@ -1,5 +1,3 @@
-#include "data/read_ahead.hpp"
-
 #include <penstock/core/error.hpp>
 #include <penstock/data/chunks.hpp>
 
@@ -12,19 +10,10 @@ namespace penstock {
 
 namespace {
 
-std::vector<std::span<const std::byte>> memories(const std::vector<FieldReaderPtr>& readers) {
-  std::vector<std::span<const std::byte>> all;
-  for (const FieldReaderPtr& reader : readers) all.push_back(reader->memory());
-  return all;
-}
-
 class ChunksReader final : public FieldReader {
  public:
   ChunksReader(std::string name, std::vector<FieldReaderPtr> chunks, std::vector<std::uint64_t> rows)
-      : chunks_(std::move(chunks)),
-        rows_(std::move(rows)),
-        field_(chunks_.front()->field()),
-        ahead_(memories(chunks_)) {
+      : chunks_(std::move(chunks)), rows_(std::move(rows)), field_(chunks_.front()->field()) {
     field_.name = std::move(name);
     sample_bytes_ = field_.sample_bytes();
     for (const FieldReaderPtr& chunk : chunks_) {
@@ -45,12 +34,9 @@ class ChunksReader final : public FieldReader {
     }
   }
 
-  bool is_on_disk() const noexcept override { return ahead_.is_on_disk(); }
-  void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
-    for (const std::uint64_t index : indices) {
-      const auto [chunk, row] = place_of(index);
-      ahead_.ask(chunks_[chunk]->memory().subspan(row * sample_bytes_, sample_bytes_));
-    }
+  const std::byte* address(std::uint64_t index) const noexcept override {
+    const auto [chunk, row] = place_of(index);
+    return chunks_[chunk]->address(row);
   }
 
  private:
@@ -71,7 +57,6 @@ class ChunksReader final : public FieldReader {
   std::size_t sample_bytes_ = 0;
   std::vector<std::uint64_t> begins_;  ///< the first row of each chunk
   std::uint64_t total_ = 0;
-  ReadAhead ahead_;
 };
 
 }  // namespace

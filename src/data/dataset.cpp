@@ -81,6 +81,11 @@ std::size_t Field::sample_bytes() const {
   return bytes;
 }
 
+const std::byte* FieldReader::address(std::uint64_t index) const noexcept {
+  const auto all = memory();
+  return all.empty() ? nullptr : all.data() + index * field().sample_bytes();
+}
+
 Dataset::Dataset(std::vector<std::shared_ptr<const FieldReader>> readers) {
   if (readers.empty()) throw InvalidArgument("A dataset without fields was asked for: give it at least one.");
   if (std::find(readers.begin(), readers.end(), nullptr) != readers.end()) {

@@ -1,15 +1,14 @@
 #include "data/file_reader.hpp"
 
 #include "core/shared/gather_rows.hpp"
-#include "data/read_ahead.hpp"
 
 #include <penstock/core/error.hpp>
+#include <penstock/core/file_error.hpp>
 
 #include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 namespace penstock {
@@ -31,7 +30,6 @@ class FileReader final : public FieldReader {
     void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file_.descriptor(), 0);
     if (data == MAP_FAILED) return;
     mapping_ = {static_cast<std::byte*>(data), bytes};
-    ahead_.emplace(std::vector<std::span<const std::byte>>{mapping_});
   }
 
   ~FileReader() override {
@@ -47,14 +45,9 @@ class FileReader final : public FieldReader {
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind /*stores*/) const override {
     for_each_run(indices, sample_bytes_, [&](std::uint64_t first, std::size_t count, std::size_t offset) {
-      read_run(first, destination.subspan(offset, count * sample_bytes_));
+      read_samples(file_, field_, first, offset_ + first * sample_bytes_,
+                   destination.subspan(offset, count * sample_bytes_));
     });
-  }
-
-  bool is_on_disk() const noexcept override { return ahead_ && ahead_->is_on_disk(); }
-  void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
-    for (const std::uint64_t index : indices)
-      ahead_->ask(memory().subspan(index * sample_bytes_, sample_bytes_));
   }
 
   std::span<const std::byte> memory() const noexcept override {
@@ -64,25 +57,12 @@ class FileReader final : public FieldReader {
   bool is_file_mapping() const noexcept override { return !mapping_.empty(); }
 
  private:
-  void read_run(std::uint64_t first, std::span<std::byte> destination) const {
-    const std::uint64_t begin = offset_ + first * sample_bytes_;
-    const std::size_t got = file_.read(begin, destination);
-    if (got != destination.size()) {
-      throw Error(fmt::format(
-          "{} was cut short after it was opened: it now ends at byte {}, and sample {} of field '{}' should "
-          "end at byte {}. Restore the file and open it again.",
-          file_.name(), file_.end_before(begin + got), first + got / sample_bytes_, field_.name,
-          begin + (got / sample_bytes_ + 1) * sample_bytes_));
-    }
-  }
-
   File file_;
   Field field_;
   std::size_t sample_bytes_;
   std::uint64_t offset_;
   std::uint64_t sample_count_;
   std::span<std::byte> mapping_;
-  std::optional<ReadAhead> ahead_;
 };
 
 }  // namespace
@@ -92,6 +72,26 @@ void read_exactly(const File& file, std::uint64_t offset, std::span<std::byte> d
   if (got != destination.size()) {
     throw Error(fmt::format("{} was cut short while it was read: it ends at byte {}, not {}.", file.name(),
                             file.end_before(offset + got), offset + destination.size()));
+  }
+}
+
+void read_samples(const File& file, const Field& field, std::uint64_t first, std::uint64_t offset,
+                  std::span<std::byte> destination) {
+  const std::size_t bytes = field.sample_bytes();
+  std::size_t got = 0;
+  try {
+    got = file.read(offset, destination);
+  } catch (const FileError& error) {
+    throw FileError(
+        fmt::format("Sample {} of field '{}', or one that follows it: {}", first, field.name, error.what()),
+        error.file(), error.code());
+  }
+  if (got != destination.size()) {
+    throw Error(fmt::format(
+        "{} was cut short after it was opened: it now ends at byte {}, and sample {} of field '{}' should "
+        "end at byte {}. Restore the file and open it again.",
+        file.name(), file.end_before(offset + got), first + got / bytes, field.name,
+        offset + (got / bytes + 1) * bytes));
   }
 }
 

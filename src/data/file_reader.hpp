@@ -19,6 +19,11 @@ namespace penstock {
 /// Fills all of `destination` from `file`. Throws Error if the file ends before.
 void read_exactly(const File& file, std::uint64_t offset, std::span<std::byte> destination);
 
+/// Fills `destination` with samples of `field`, from `first` on, that lie in `file` from `offset` on. Throws
+/// Error that names file and sample.
+void read_samples(const File& file, const Field& field, std::uint64_t first, std::uint64_t offset,
+                  std::span<std::byte> destination);
+
 /// Reads samples from pages that it owns.
 [[nodiscard]] FieldReaderPtr read_pages(Field field, HostPages pages);
 

@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <span>
 #include <utility>
 
 namespace penstock {
@@ -16,6 +18,7 @@ namespace penstock {
 namespace {
 
 constexpr std::uint64_t kAsked = 8;  // pages of a range
+constexpr std::uint64_t kFew = 128;  // all pages of such a range are asked for
 
 /// Well mixed bits of `value`.
 std::uint64_t mixed(std::uint64_t value) noexcept {
@@ -44,6 +47,14 @@ Residency::~Residency() {
 }
 
 bool Residency::has(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  const std::uint64_t begin = offset - offset % page_;
+  std::array<unsigned char, kFew> states{};
+  if (knows_pages_ && offset + bytes - begin <= kFew * page_) {
+    const auto length = static_cast<std::size_t>(offset + bytes - begin);
+    if (::mincore(mapping_ + begin, length, states.data()) != 0) return true;
+    return std::ranges::all_of(std::span(states).first((length + page_ - 1) / page_),
+                               [](unsigned char state) { return (state & 1) != 0; });
+  }
   const std::uint64_t pages = std::min(kAsked, bytes / page_ + 1);
   for (std::uint64_t i = 0; i < pages; ++i) {
     const std::uint64_t part = bytes / pages;

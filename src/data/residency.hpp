@@ -21,8 +21,9 @@ class Residency {
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
 
-  /// True if some pages of the range, spread over it, all are in memory; also if the system cannot tell.
-  /// Costs a few µs, whatever the size of the range, which is within the file and not empty.
+  /// True if the pages of the range are in memory, or, if it is large, some that are spread over it; also if
+  /// the system cannot tell. Costs a few µs, whatever the size of the range, which is within the file and not
+  /// empty.
   [[nodiscard]] bool has(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// True if mincore answers for this file.
   [[nodiscard]] bool knows_pages() const noexcept { return knows_pages_; }

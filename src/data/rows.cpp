@@ -1,5 +1,3 @@
-#include "data/read_ahead.hpp"
-
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/data/rows.hpp>
@@ -89,17 +87,15 @@ class StridedReader final : public FieldReader {
         sample_bytes_(field_.sample_bytes()),
         memory_(memory),
         stride_(stride),
-        keep_alive_(std::move(keep_alive)),
-        ahead_({memory}) {}
+        keep_alive_(std::move(keep_alive)) {}
 
   const Field& field() const noexcept override { return field_; }
   std::uint64_t sample_count() const noexcept override {
     return (memory_.size() - sample_bytes_) / stride_ + 1;
   }
   bool is_strided() const noexcept override { return stride_ > sample_bytes_; }
-  bool is_on_disk() const noexcept override { return ahead_.is_on_disk(); }
-  void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
-    for (const std::uint64_t index : indices) ahead_.ask(memory_.subspan(index * stride_, sample_bytes_));
+  const std::byte* address(std::uint64_t index) const noexcept override {
+    return memory_.data() + index * stride_;
   }
 
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
@@ -119,7 +115,6 @@ class StridedReader final : public FieldReader {
   std::span<const std::byte> memory_;
   std::size_t stride_;
   std::shared_ptr<const void> keep_alive_;
-  ReadAhead ahead_;
 };
 
 }  // namespace

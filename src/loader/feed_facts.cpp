@@ -1,5 +1,7 @@
 #include "loader/feed_facts.hpp"
 
+#include "data/shared/block_reader.hpp"
+
 #include <penstock/device/topology.hpp>
 #include <penstock/memory/registration.hpp>
 
@@ -46,7 +48,7 @@ FeedFacts collect_facts(const Dataset& dataset, const Device& device, std::size_
     field.sample_bytes = dataset.sample_bytes(f);
     field.strided = dataset.is_strided(f);
     field.varies = dataset.reader(f)->varies_by_epoch();
-    field.on_disk = dataset.reader(f)->is_on_disk();
+    field.on_disk = BlockReader::is_of(*dataset.reader(f));
     field.decoded = dataset.reader(f)->is_decoded();
     const auto memory = dataset.memory(f);
     if (memory.empty()) continue;

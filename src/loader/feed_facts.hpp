@@ -28,7 +28,7 @@ struct FieldFacts {
   bool file_mapping = false;  ///< the samples lie in a mapping of a file, which anybody can cut short
   bool aligned = false;       ///< to the type of the field
   bool decoded = false;       ///< see FieldReader
-  bool on_disk = false;       ///< see FieldReader
+  bool on_disk = false;       ///< see BlockReader::is_of
   bool varies = false;        ///< the bytes of a sample depend on the epoch
   PageLock page_lock = PageLock::none;
   std::size_t allocation_bytes = 0;       ///< of the array that the field is a slice of

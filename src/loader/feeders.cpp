@@ -1,6 +1,9 @@
 #include "loader/feeders.hpp"
 
 #include "core/shared/gather_rows.hpp"
+#include "data/shared/block_reader.hpp"
+
+#include <penstock/device/topology.hpp>
 
 #include <algorithm>
 
@@ -112,6 +115,7 @@ class HostFeeder final : public Feeder {
     for (std::size_t f = 0; f < plan.fields.size(); ++f) {
       if (plan.fields[f].by_host()) fields_.emplace_back(context_, f);
     }
+    make_block_readers();
   }
 
   std::size_t prepare(const BatchToFeed& batch) override {
@@ -122,14 +126,13 @@ class HostFeeder final : public Feeder {
       const std::size_t samples = gathered.list.samples().size();
       const bool decoded = reader_of(gathered).is_decoded();
       gathered.piece_samples =
-          decoded ? 1 : rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
+          decoded           ? 1
+          : gathered.blocks ? std::max<std::size_t>(1, (samples + context_.threads - 1) / context_.threads)
+                            : rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
       gathered.pieces = (samples + gathered.piece_samples - 1) / gathered.piece_samples;
       pieces += gathered.pieces;
       gathered.bytes = bytes_to_send(batch, gathered);
       bytes += gathered.bytes;
-    }
-    for (const GatheredField& gathered : fields_) {
-      if (reader_of(gathered).is_on_disk()) reader_of(gathered).ask_ahead(gathered.list.samples());
     }
     context_.workers.for_each(pieces, [&](std::size_t piece) { gather(batch, piece); }, context_.threads);
     return bytes;
@@ -158,7 +161,29 @@ class HostFeeder final : public Feeder {
     std::size_t piece_samples = 1;  ///< samples that one thread gathers at a time
     std::size_t pieces = 0;
     std::size_t bytes = 0;  ///< that cross the link
+    std::unique_ptr<BlockReader> blocks;  ///< if some of its samples lie on a disk
   };
+
+  /// The page cache serves files that fit into memory. Of others, or if a budget is given, it would forget
+  /// most samples before they are read again.
+  void make_block_readers() {
+    std::vector<GatheredField*> on_disk;
+    std::size_t bytes = 0;
+    for (GatheredField& gathered : fields_) {
+      if (!BlockReader::is_of(reader_of(gathered))) continue;
+      on_disk.push_back(&gathered);
+      bytes += static_cast<std::size_t>(gathered.list.field().samples) * gathered.list.field().sample_bytes;
+    }
+    for (GatheredField* gathered : on_disk) {
+      const FieldPlan& field = gathered->list.field();
+      const double part =
+          static_cast<double>(field.samples * field.sample_bytes) / static_cast<double>(bytes);
+      const double kept = part * static_cast<double>(context_.memory_bytes.value_or(0));
+      gathered->blocks = std::make_unique<BlockReader>(context_.dataset.reader(gathered->list.field_number()),
+                                                       context_.memory_bytes || bytes > free_host_memory(),
+                                                       static_cast<std::size_t>(kept));
+    }
+  }
 
   [[nodiscard]] const FieldReader& reader_of(const GatheredField& gathered) const {
     return *context_.dataset.reader(gathered.list.field_number());
@@ -180,8 +205,11 @@ class HostFeeder final : public Feeder {
     const std::size_t first = piece * gathered->piece_samples;
     const std::size_t count = std::min(gathered->piece_samples, samples.size() - first);
     std::byte* const to = batch.staging.memory + field.staging_offset + first * field.sample_bytes;
-    context_.dataset.gather(gathered->list.field_number(), samples.subspan(first, count),
-                            {to, count * field.sample_bytes}, context_.stores, batch.slot.run.epoch);
+    const std::span<std::byte> place(to, count * field.sample_bytes);
+    if (gathered->blocks)
+      return gathered->blocks->gather(samples.subspan(first, count), place, context_.stores);
+    context_.dataset.gather(gathered->list.field_number(), samples.subspan(first, count), place,
+                            context_.stores, batch.slot.run.epoch);
   }
 
   // These fields lie side by side, in the slot as in the staging slot. A field that is not full ends a copy.

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -63,7 +64,8 @@ struct FeedContext {
   std::vector<FieldAddresses> addresses;  ///< one for each field
   SplitRequest split;                     ///< see Resident::split
   HostWorkers& workers;
-  unsigned threads = 1;  ///< that gather
+  unsigned threads = 1;                                    ///< that gather
+  std::optional<std::size_t> memory_bytes = std::nullopt;  ///< see LoaderOptions
   StoreKind stores = StoreKind::cached;
   unsigned gather_blocks = 0;  ///< see LoaderOptions
   double link_rate = 0;        ///< bytes per second that the link carries to the device

@@ -48,11 +48,11 @@ enum Word : std::size_t { kCannotReach, kHasWarned };
 
 /// The bytes of blocks, one block after the other, as samples of equal size. The end of the
 /// last sample is not written.
-class BlockReader final : public FieldReader {
+class FilledBlocks final : public FieldReader {
  public:
   /// `split`: of a batch among `processes`. A part has at most `room` bytes: kSmallestPart or more.
-  BlockReader(std::vector<FilledBlock> blocks, std::size_t processes, const BatchSplit& split,
-              std::size_t room)
+  FilledBlocks(std::vector<FilledBlock> blocks, std::size_t processes, const BatchSplit& split,
+               std::size_t room)
       : blocks_(std::move(blocks)) {
     for (const FilledBlock& block : blocks_) {
       begins_.push_back(bytes_);
@@ -203,7 +203,7 @@ bool fill_ranks(const Device& device, ProcessBoard& board, const std::string& fa
     return false;
   }
   const BatchSplit split(weights_of_links(options.profile, board));  // as that of the loader
-  const auto reader = std::make_shared<const BlockReader>(std::move(blocks), processes, split, room);
+  const auto reader = std::make_shared<const FilledBlocks>(std::move(blocks), processes, split, room);
   const std::size_t slot = static_cast<std::size_t>(reader->batch()) * reader->field().shape[0];
   const auto ask = [&] {
     if (board.options().meeting.while_waiting) board.options().meeting.while_waiting();

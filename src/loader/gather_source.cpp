@@ -63,6 +63,7 @@ GatherSource::GatherSource(Dataset dataset, Device device, const LoaderOptions& 
                       .split = resident_->split(),
                       .workers = *workers_,
                       .threads = threads_that_gather(),
+                      .memory_bytes = options_.memory_bytes,
                       .stores = profile_.streaming_stores ? StoreKind::streaming : StoreKind::cached,
                       .gather_blocks = options_.gather_blocks,
                       .link_rate = profile_.ceiling(CopyDirection::h2d)};

@@ -121,8 +121,8 @@ std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath
     return "its values are not aligned to their type";
   }
   if (forced) return {};
-  if (facts.file_mapping) return "its samples lie in a mapped file";
   if (facts.on_disk) return "a part of it lies on a disk, which the host asks for many samples at once";
+  if (facts.file_mapping) return "its samples lie in a mapped file";
   if (is_small_part(facts, options)) {
     return "it is a small part of an array, whose other parts share pages with it";
   }

@@ -66,13 +66,12 @@ class FieldReader {
   /// Adds the samples that could not be read, in place of which gather() wrote other bytes.
   virtual void add_failures(FeedStatistics& /*statistics*/) const {}
 
-  /// True if gather() may wait for a disk, which reads many samples at once if it is asked before.
-  [[nodiscard]] virtual bool is_on_disk() const noexcept { return false; }
-  /// Asks the system to bring these samples from the disk, if is_on_disk(). Does not wait for it.
-  virtual void ask_ahead(std::span<const std::uint64_t> /*indices*/) const noexcept {}
-
   /// All samples, if they lie side by side in the address space; otherwise empty.
   [[nodiscard]] virtual std::span<const std::byte> memory() const noexcept { return {}; }
+
+  /// Where a sample's bytes lie in the address space, which may be in a mapped file; null if gather() makes
+  /// them.
+  [[nodiscard]] virtual const std::byte* address(std::uint64_t index) const noexcept;
 
   /// True if the samples lie in memory, at equal distances and not side by side.
   [[nodiscard]] virtual bool is_strided() const noexcept { return false; }

@@ -72,6 +72,10 @@ struct LoaderOptions {
   std::size_t prefetch_depth = 2;
   Residency residency{};
   GatherPath gather = GatherPath::automatic;
+  /// Host memory for samples of mapped files that are read from a disk. Later epochs do not read those again.
+  /// The samples are read past the page cache then. None: the page cache keeps them, unless the files are
+  /// larger than the memory that is free.
+  std::optional<std::size_t> memory_bytes = std::nullopt;
   /// Fields that are not delivered as they are stored.
   std::vector<FieldOptions> fields{};
   /// The program writes to the arrays while no epoch is under way. So each epoch reads them where they lie:

@@ -90,6 +90,9 @@ class Loader:
       processes train together and neither is given, a NotShardedWarning says so when iteration begins.
     - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
     - `prefetch_depth`: batches ahead, 1 to 64.
+    - `memory`: host memory for samples of mapped files and memory maps that are read from a disk, as a number of bytes
+      or "8GiB". Later epochs do not read those again. None: the system's page cache keeps them, unless the files are
+      larger than the memory that is free.
     - `device_budget_bytes`: most device memory; 0: half of the free memory.
     - `pack`: for samples of different lengths, such as texts as tokens: `Loader({"input_ids": column}, pack=
       {"input_ids": 65_536})`. Data is a table, or a dict, of columns of lists (Arrow, polars, Hugging Face) or of pairs
@@ -130,6 +133,7 @@ class Loader:
         distributed: bool = False,
         prefetch_depth: int = 2,
         residency: Literal["none", "all", "auto"] | float = "none",
+        memory: int | str | None = None,
         device_budget_bytes: int = 0,
         pack: Any = None,
         pad: str | None = None,
@@ -192,6 +196,7 @@ class Loader:
             prefetch_depth=whole("prefetch_depth", prefetch_depth, 1, 64, what="a number of batches"),
             residency=str(residency),
             data_may_change=False,
+            memory=None if memory is None else str(memory),
             device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
             **native_options(tuning),
         )

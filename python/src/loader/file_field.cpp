@@ -51,9 +51,8 @@ class RenamedReader final : public FieldReader {
   }
   [[nodiscard]] bool is_decoded() const noexcept override { return reader_->is_decoded(); }
   void add_failures(FeedStatistics& statistics) const override { reader_->add_failures(statistics); }
-  [[nodiscard]] bool is_on_disk() const noexcept override { return reader_->is_on_disk(); }
-  void ask_ahead(std::span<const std::uint64_t> indices) const noexcept override {
-    reader_->ask_ahead(indices);
+  [[nodiscard]] const std::byte* address(std::uint64_t index) const noexcept override {
+    return reader_->address(index);
   }
   [[nodiscard]] std::span<const std::byte> memory() const noexcept override { return reader_->memory(); }
   [[nodiscard]] bool is_strided() const noexcept override { return reader_->is_strided(); }

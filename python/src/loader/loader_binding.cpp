@@ -3,6 +3,7 @@
 #include "loader/python_batch_sampler.hpp"
 #include "loader/sampler_state.hpp"
 
+#include <penstock/core/bytes.hpp>
 #include <penstock/core/dtype.hpp>
 
 #include <nanobind/nanobind.h>
@@ -43,8 +44,8 @@ void make_native(NativeLoader* self, const EngineDestination& destination, const
                  std::uint64_t seed, bool drop_last, const nb::object& batch_sampler, std::uint64_t rank,
                  std::uint64_t world_size, std::size_t prefetch_depth, const std::string& residency,
                  const std::string& gather, unsigned gather_blocks, bool narrow, bool data_may_change,
-                 std::size_t device_budget_bytes, std::size_t row_budget_bytes, unsigned threads,
-                 const std::string& when_full) {
+                 std::size_t device_budget_bytes, const std::optional<std::string>& memory,
+                 std::size_t row_budget_bytes, unsigned threads, const std::string& when_full) {
   LoaderOptions options;
   options.batch_size = batch_size;
   options.shuffle = shuffle;
@@ -60,6 +61,7 @@ void make_native(NativeLoader* self, const EngineDestination& destination, const
   options.narrow = narrow;
   options.data_may_change = data_may_change;
   options.device_budget_bytes = device_budget_bytes;
+  if (memory) options.memory_bytes = parse_bytes(*memory);
   options.row_budget_bytes = row_budget_bytes;
   options.threads = threads;
   options.when_full = parse_when_full(when_full);
@@ -81,8 +83,8 @@ void bind_loader(nb::module_& module) {
            nb::arg("drop_last") = false, nb::arg("batch_sampler").none(), nb::arg("rank") = 0,
            nb::arg("world_size") = 1, nb::arg("prefetch_depth"), nb::arg("residency") = "none",
            nb::arg("gather"), nb::arg("gather_blocks") = 0, nb::arg("narrow") = true,
-           nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("row_budget_bytes") = 0,
-           nb::arg("threads") = 0, nb::arg("when_full"))
+           nb::arg("data_may_change"), nb::arg("device_budget_bytes"), nb::arg("memory") = nb::none(),
+           nb::arg("row_budget_bytes") = 0, nb::arg("threads") = 0, nb::arg("when_full"))
       .def("start_epoch", &NativeLoader::start_epoch, nb::arg("epoch"))
       .def("next_into", &next_into, nb::arg("made"), nb::arg("watch") = nb::none(),
            "Appends the next batch, or None at the end of an epoch. False, without a batch, if a tensor of "

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <penstock/data/readers.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace penstock {
+
+class KeptSamples;
+class MappedFiles;
+
+/// Reads samples that lie in mapped files of which pages are missing in memory. If a thread touches a missing
+/// page, it waits for that page alone. So a disk is asked for many samples at once. Thread-safe.
+///
+/// Past the page cache, missing samples are read straight to their places if the disk allows it (O_DIRECT),
+/// and the first of them are kept in memory. It is for files that are larger than memory. Through the page
+/// cache, the system is asked for all samples before the first is touched.
+class BlockReader {
+ public:
+  /// If `past_cache`, samples are kept within `kept_bytes` of memory. If the system gives no asynchronous
+  /// reads, the page cache serves all. Throws OutOfMemory.
+  BlockReader(std::shared_ptr<const FieldReader> reader, bool past_cache, std::size_t kept_bytes);
+  ~BlockReader();
+  BlockReader(const BlockReader&) = delete;
+  BlockReader& operator=(const BlockReader&) = delete;
+
+  /// True if one of some pages, spread over all samples, is missing. Never true below 64 MiB of samples, and
+  /// for those that lie in no file.
+  [[nodiscard]] static bool is_of(const FieldReader& reader);
+
+  /// As FieldReader::gather. Throws Error that names file and sample if a file was cut short or cannot be
+  /// read.
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind stores) const;
+  /// Samples that were read past the page cache so far.
+  [[nodiscard]] std::uint64_t direct_reads() const noexcept { return direct_reads_; }
+
+ private:
+  struct Desk;
+  static Desk& desk_of_thread();
+  void gather_past_cache(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+                         StoreKind stores) const;
+  /// Asks the system for samples, as long as some pages are missing. Does not wait for the disk.
+  void ask(std::span<const std::uint64_t> indices) const noexcept;
+
+  const std::shared_ptr<const FieldReader> reader_;
+  const std::size_t sample_bytes_;
+  const std::unique_ptr<MappedFiles> files_;
+  const std::unique_ptr<KeptSamples> kept_;  ///< null: through the page cache
+  mutable std::atomic<std::uint64_t> direct_reads_{0};
+  mutable std::atomic<std::uint64_t> asked_{0};
+  mutable std::atomic<bool> misses_pages_{true};
+};
+
+}  // namespace penstock

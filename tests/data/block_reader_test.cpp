@@ -1,0 +1,259 @@
+#include "data/shared/block_reader.hpp"
+
+#include "data/async_reads.hpp"
+#include "data/cold_file.hpp"
+#include "data/kept_samples.hpp"
+#include "data/support.hpp"
+#include "support/bytes.hpp"
+#include "support/fork.hpp"
+
+#include <penstock/data/chunks.hpp>
+#include <penstock/data/rows.hpp>
+
+#include <linux/aio_abi.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+namespace penstock {
+namespace {
+
+constexpr std::size_t kPageBytes = 4096;
+
+struct Unmap {
+  std::size_t bytes = 0;
+  void operator()(std::byte* data) const { ::munmap(data, bytes); }
+};
+
+/// Files in mappings, which the page cache has forgotten.
+class BlockReads : public ::testing::Test {
+ protected:
+  void TearDown() override { AsyncReads::stand_in(nullptr); }
+
+  /// Writes `bytes` to a file, and maps them.
+  std::span<std::byte> map(std::size_t bytes, int flags = MAP_SHARED) {
+    content_ = test::random_bytes(bytes, 3);
+    path_ = directory_.write("x.bin", content_);
+    const test::Descriptor opened(path_);
+    const int rights = flags == MAP_SHARED ? PROT_READ : PROT_READ | PROT_WRITE;
+    auto* const data = static_cast<std::byte*>(::mmap(nullptr, bytes, rights, flags, opened.get(), 0));
+    mapping_ = {data, Unmap{bytes}};
+    return {data, bytes};
+  }
+
+  /// The cache keeps pages that are mapped.
+  [[nodiscard]] bool forget() {
+    ::madvise(mapping_.get(), content_.size(), MADV_DONTNEED);
+    return test::make_cold(path_);
+  }
+
+  /// What an epoch reads past the page cache. Checks all bytes.
+  std::uint64_t reads_of(const BlockReader& reader, std::size_t sample_bytes,
+                         const std::vector<std::uint64_t>& indices, std::size_t batch = 100) const {
+    const std::uint64_t before = reader.direct_reads();
+    for (std::size_t i = 0; i < indices.size(); i += batch) {
+      const auto part = std::span(indices).subspan(i, std::min(batch, indices.size() - i));
+      // At an address that disks refuse.
+      std::vector<std::byte> got(part.size() * sample_bytes + 1, testing::kPoison);
+      reader.gather(part, std::span(got).subspan(1), StoreKind::cached);
+      got.erase(got.begin());
+      EXPECT_EQ(testing::first_difference(got, test::pick(content_, sample_bytes, part)), -1);
+    }
+    return reader.direct_reads() - before;
+  }
+
+  static std::vector<std::uint64_t> shuffled(std::size_t count, std::uint64_t seed) {
+    std::vector<std::uint64_t> order(count);
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::shuffle(order, std::mt19937_64(seed));
+    return order;
+  }
+
+  test::TempDirectory directory_;
+  std::filesystem::path path_;
+  std::vector<std::byte> content_;
+  std::unique_ptr<std::byte, Unmap> mapping_;
+};
+
+Field samples_of(std::size_t bytes) { return {"x", DType::uint8, {bytes}}; }
+
+TEST_F(BlockReads, OfEveryKindOfMemoryPassThePageCache) {
+  constexpr std::size_t kSample = 25 * kPageBytes + 100;
+  const auto mapped = map(700 * kSample);
+  PENSTOCK_MAKE_COLD(path_);
+  std::vector<FieldReaderPtr> chunks;
+  for (std::size_t i = 0; i < 700; i += 175) {
+    chunks.push_back(read_array(samples_of(kSample), mapped.subspan(i * kSample, 175 * kSample), nullptr));
+    EXPECT_FALSE(BlockReader::is_of(*chunks.back())) << "it is small by itself";
+  }
+  const FieldReaderPtr readers[] = {
+      read_array(samples_of(kSample), mapped, nullptr),
+      read_strided(samples_of(kSample), mapped, kSample, nullptr),
+      read_raw(path_, samples_of(kSample)),
+      read_chunks("x", chunks),
+  };
+  const std::vector<std::uint64_t> indices = {699, 3, 401, 4, 3, 0, 402, 175, 174};
+  for (const FieldReaderPtr& reader : readers) {
+    ASSERT_TRUE(forget());
+    ASSERT_TRUE(BlockReader::is_of(*reader));
+    EXPECT_EQ(reads_of(BlockReader(reader, true, 0), kSample, indices), indices.size());
+    EXPECT_EQ(test::cached_pages(path_), 0u);
+    // Through it, they are asked for.
+    const BlockReader asking(reader, false, 0);
+    EXPECT_EQ(reads_of(asking, kSample, indices), 0u);
+    EXPECT_LT(test::cached_pages(path_), mapped.size() / kPageBytes / 4) << "only what was asked for";
+  }
+  EXPECT_EQ(reads_of(BlockReader(readers[0], true, 0), kSample, {699, 3, 4, 500}), 1u) << "of the missing";
+}
+
+TEST_F(BlockReads, OfMemoryThatIsThereAreNone) {
+  const auto mapped = map(std::size_t{80} << 20);
+  const auto all = read_array(samples_of(1024), mapped, nullptr);
+  EXPECT_FALSE(BlockReader::is_of(*all)) << "it was written just now";
+  const HostPages untouched(std::size_t{80} << 20);
+  EXPECT_FALSE(BlockReader::is_of(*read_array(samples_of(1024), untouched.bytes(), nullptr)));
+}
+
+// Sizes below, at and above blocks, merged reads and parts; samples side by side and apart.
+TEST_F(BlockReads, BringTheBytesOfAnySize) {
+  const auto mapped = map((std::size_t{3} << 20) + 777);
+  PENSTOCK_MAKE_COLD(path_);
+  for (const std::size_t bytes :
+       {std::size_t{1}, std::size_t{100}, std::size_t{511}, kPageBytes, 3 * kPageBytes + 5,
+        std::size_t{150} << 10, (std::size_t{256} << 10) + 1, std::size_t{1} << 20}) {
+    const std::size_t count = mapped.size() / bytes;
+    const auto reader = read_array(samples_of(bytes), mapped.first(count * bytes), nullptr);
+    const BlockReader blocks(reader, true, 0);
+    for (const auto& indices :
+         {shuffled(std::min<std::size_t>(count, 700), bytes), std::vector<std::uint64_t>{0},
+          std::vector<std::uint64_t>{count - 1, count - 1, 0}}) {
+      ASSERT_TRUE(forget());
+      EXPECT_EQ(reads_of(blocks, bytes, indices), indices.size());
+    }
+  }
+}
+
+// Straight to an address that the disk takes.
+TEST_F(BlockReads, GoStraightToTheirPlace) {
+  constexpr std::size_t kSample = 37 * kPageBytes;
+  const auto mapped = map(20 * kSample);
+  PENSTOCK_MAKE_COLD(path_);
+  const BlockReader blocks(read_array(samples_of(kSample), mapped, nullptr), true, 0);
+  const HostPages pages(3 * kSample);
+  const std::vector<std::uint64_t> indices = {17, 0, 3};
+  blocks.gather(indices, pages.bytes(), StoreKind::cached);
+  EXPECT_EQ(testing::first_difference(pages.bytes(), test::pick(content_, kSample, indices)), -1);
+  EXPECT_EQ(blocks.direct_reads(), 3u);
+}
+
+TEST_F(BlockReads, OfASecondEpochAreThoseThatTheBudgetLeaves) {
+  constexpr std::size_t kSample = 3000;
+  constexpr std::size_t kCount = 900;
+  const auto mapped = map(kCount * kSample);
+  PENSTOCK_MAKE_COLD(path_);
+  const auto reader = read_array(samples_of(kSample), mapped, nullptr);
+  constexpr std::size_t kStates = kCount * sizeof(std::uint32_t);
+  for (const std::size_t room : {std::size_t{0}, std::size_t{1}, 2 * kCount / 3, kCount, 2 * kCount}) {
+    const BlockReader blocks(reader, true, kStates + room * kSample);
+    EXPECT_EQ(reads_of(blocks, kSample, shuffled(kCount, 1)), kCount);
+    for (std::uint64_t epoch = 2; epoch < 4; ++epoch) {
+      EXPECT_EQ(reads_of(blocks, kSample, shuffled(kCount, epoch)), kCount - std::min(room, kCount));
+    }
+  }
+  EXPECT_EQ(reads_of(BlockReader(reader, true, 100), kSample, {5, 5, 7}), 3u) << "less than the states take";
+}
+
+TEST(KeptSamples, AreWholeWhileManyThreadsKeepThem) {
+  KeptSamples kept(64, 4096, 64 * sizeof(std::uint32_t) + 40 * 4096);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        for (std::uint64_t sample = 0; sample < 64; ++sample) {
+          kept.keep(sample, std::vector(4096, static_cast<std::byte>(sample)));
+          const auto found = kept.find(sample);
+          EXPECT_TRUE(found.empty() || testing::is_filled(found, static_cast<std::byte>(sample)));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::size_t found = 0;
+  for (std::uint64_t sample = 0; sample < 64; ++sample) found += kept.find(sample).empty() ? 0 : 1;
+  EXPECT_EQ(found, kept.room());
+}
+
+TEST_F(BlockReads, OfAFileThatIsCutAreAnErrorAndNoSignal) {
+  const auto mapped = map(1000 * 1000);
+  PENSTOCK_MAKE_COLD(path_);
+  const BlockReader blocks(read_array(samples_of(1000), mapped, nullptr), true, 1 << 20);
+  EXPECT_EQ(reads_of(blocks, 1000, {1, 900}), 2u);
+  std::filesystem::resize_file(path_, 400'500);
+  EXPECT_EQ(reads_of(blocks, 1000, {399, 900}), 1u) << "900 is kept";
+  std::vector<std::byte> got(3000);
+  const std::vector<std::uint64_t> indices = {3, 400, 7};
+  test::expect_error<Error>(
+      [&] { blocks.gather(indices, got, StoreKind::cached); },
+      {"x.bin", "cut short", "ends at byte 400500", "sample 400", "'x'", "byte 401000"});
+}
+
+long some_fail(aio_context_t context, long least, long most, io_event* events) {
+  static std::atomic<unsigned> turn{0};
+  const long got = ::syscall(SYS_io_getevents, context, least, most, events, nullptr);
+  for (long i = 0; i < got; ++i) {
+    const unsigned fault = ++turn % 5;
+    if (fault == 0) events[i].res = -EIO;
+    if (fault == 1) events[i].res /= 3;
+    if (fault == 2) events[i].res = std::min<std::int64_t>(events[i].res, 512);
+  }
+  return got;
+}
+
+TEST_F(BlockReads, ThatFailOrEndEarlyAreMadeThroughThePageCache) {
+  const auto mapped = map(300 * 5000);
+  PENSTOCK_MAKE_COLD(path_);
+  AsyncReads::stand_in(some_fail);
+  const auto reader = read_array(samples_of(5000), mapped, nullptr);
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const BlockReader blocks(reader, true, std::size_t{1} << 20);
+    reads_of(blocks, 5000, shuffled(300, seed), 50);
+    AsyncReads::stand_in(nullptr);
+    reads_of(blocks, 5000, shuffled(300, seed + 1), 50);  // what was kept is right, too
+    AsyncReads::stand_in(some_fail);
+    ASSERT_TRUE(forget());
+  }
+}
+
+TEST_F(BlockReads, LeaveAloneWhatTheProcessChangedForItself) {
+  const auto mapped = map(100 * 5000, MAP_PRIVATE);
+  PENSTOCK_MAKE_COLD(path_);
+  mapped[5000] = content_[5000] = ~content_[5000];
+  EXPECT_EQ(reads_of(BlockReader(read_array(samples_of(5000), mapped, nullptr), true, 0), 5000, {1, 0}), 0u);
+}
+
+TEST_F(BlockReads, LeaveAloneAFileThatTookTheName) {
+  const auto mapped = map(100 * 5000);
+  std::filesystem::rename(path_, directory_.path() / "old.bin");
+  directory_.write("x.bin", test::random_bytes(100 * 5000, 9));
+  if (!test::make_cold(directory_.path() / "old.bin")) GTEST_SKIP();
+  const BlockReader renamed(read_array(samples_of(5000), mapped, nullptr), true, 0);
+  EXPECT_EQ(reads_of(renamed, 5000, {1, 70}), 2u) << "the system knows its name";
+  std::filesystem::rename(directory_.path() / "x.bin",
+                          directory_.path() / "old.bin");  // the mapped one is gone
+  const BlockReader deleted(read_array(samples_of(5000), mapped, nullptr), true, 0);
+  EXPECT_EQ(reads_of(deleted, 5000, {2, 71}), 0u);
+}
+
+TEST_F(BlockReads, GoOnInAForkedChild) {
+  const auto mapped = map(100 * 5000);
+  PENSTOCK_MAKE_COLD(path_);
+  const BlockReader blocks(read_array(samples_of(5000), mapped, nullptr), true, 0);
+  EXPECT_EQ(reads_of(blocks, 5000, {1, 70}), 2u);
+  EXPECT_TRUE(testing::succeeds_in_child([&] { return reads_of(blocks, 5000, {2, 71}) == 2; }));
+  EXPECT_EQ(reads_of(blocks, 5000, {3, 72}), 2u);
+}
+
+}  // namespace
+}  // namespace penstock
