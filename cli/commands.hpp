@@ -31,14 +31,6 @@ struct LinkOptions {
 /// Measures the link of a device, or a group of several.
 int run_link(const LinkOptions& options, const Environment& environment);
 
-struct LoadOptions {
-  std::vector<std::string> files;
-  std::string device = "auto";
-  std::string profile;
-  std::string json;  ///< file, "-" for standard output, empty for none
-};
-int run_load(const LoadOptions& options, const Environment& environment);
-
 struct FeedOptions {
   std::vector<std::string> command_line;  ///< as it was typed
   std::vector<std::string> sources;

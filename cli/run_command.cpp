@@ -88,18 +88,6 @@ void add_link(CLI::App& app, LinkOptions& options) {
       "      only look");
 }
 
-void add_load(CLI::App& app, LoadOptions& options) {
-  CLI::App* command = app.add_subcommand("load", "Load weights to a device, and say what limited the time");
-  add_sources(*command, "FILES", options.files, ".safetensors files that hold one set of tensors together");
-  add_device(*command, options.device);
-  add_file(*command, "--profile", options.profile, "Link profile in place of the stored one");
-  add_json(*command, options.json, "the same, with every tensor");
-  command->footer(
-      "Examples:\n"
-      "  penstock load model.safetensors\n"
-      "  penstock load model.safetensors --device host --json -");
-}
-
 void add_run(CLI::App& app, RunOptions& options) {
   CLI::App* command =
       app.add_subcommand("run", "Run a program, and make its copies of pageable memory faster");
@@ -205,11 +193,9 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
       "  penstock info\n"
       "      devices, links, and what is missing\n"
       "  penstock link\n"
-      "      measure the link once; feed and load use the result\n"
+      "      measure the link once; feed uses the result\n"
       "  penstock feed images.npy\n"
       "      feed a dataset, and say where the time went\n"
-      "  penstock load model.safetensors\n"
-      "      load weights, and say what limited the time\n"
       "  penstock run -- python train.py\n"
       "      run a program with faster copies\n"
       "  penstock doctor run -- python train.py\n"
@@ -221,7 +207,6 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
       "Each command has more with --help.");
   InfoOptions info;
   LinkOptions link;
-  LoadOptions load;
   FeedOptions feed;
   DoctorOptions doctor;
   RunOptions run_options;
@@ -233,7 +218,6 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   add_info(app, info);
   add_link(app, link);
   add_feed(app, feed);
-  add_load(app, load);
   add_run(app, run_options);
   add_doctor(app, doctor);
   const auto commands = app.get_subcommands({});
@@ -250,8 +234,7 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   if (app.got_subcommand("doctor")) return run_doctor(doctor, environment);
   if (app.got_subcommand("info")) return run_info(info, environment);
   if (app.got_subcommand("link")) return run_link(link, environment);
-  if (app.got_subcommand("feed")) return run_feed(feed, environment);
-  return run_load(load, environment);
+  return run_feed(feed, environment);
 }
 
 }  // namespace

@@ -160,7 +160,7 @@ class HostFeeder final : public Feeder {
     SampleList list;
     std::size_t piece_samples = 1;  ///< samples that one thread gathers at a time
     std::size_t pieces = 0;
-    std::size_t bytes = 0;  ///< that cross the link
+    std::size_t bytes = 0;                ///< that cross the link
     std::unique_ptr<BlockReader> blocks;  ///< if some of its samples lie on a disk
   };
 

@@ -19,7 +19,7 @@ using testing::CommandResult;
 
 using Words = std::vector<std::string>;
 
-constexpr std::array kCommands{"info", "link", "feed", "load", "run", "doctor"};
+constexpr std::array kCommands{"info", "link", "feed", "run", "doctor"};
 
 TEST(Arguments, WhatIsOutOfRangeIsRefused) {
   const Command command;
@@ -46,7 +46,7 @@ TEST(Arguments, WhatIsEmptyIsRefused) {
   const Command command;
   for (const Words& words :
        {Words{"feed", ""}, Words{"feed", "x", "--json", ""}, Words{"feed", "x", "--report", ""},
-        Words{"feed", "x", "--profile", ""}, Words{"load", ""}, Words{"info", "--json", ""}}) {
+        Words{"feed", "x", "--profile", ""}, Words{"info", "--json", ""}}) {
     const CommandResult result = command.run(words);
     EXPECT_EQ(result.status, 2) << result.errors;
     EXPECT_THAT(result.errors, HasSubstr("it is empty"));
@@ -114,7 +114,7 @@ TEST(Arguments, TheExamplesOfTheHelpWork) {
     exec "$PENSTOCK" "$@")");
   std::size_t examples = 0;
   for (const std::string name :
-       {"", "info", "link", "feed", "load", "run", "doctor", "doctor run", "doctor read", "doctor loader"}) {
+       {"", "info", "link", "feed", "run", "doctor", "doctor run", "doctor read", "doctor loader"}) {
     const CommandResult help = command.run_script("\"$PENSTOCK\" " + name + " --help");
     std::istringstream lines(help.output.substr(help.output.find("Examples:")));
     for (std::string line; std::getline(lines, line);) {

@@ -46,7 +46,7 @@ TEST(CommandLine, SaysItsVersionAndHelps) {
   EXPECT_THAT(version.output, ::testing::MatchesRegex("penstock [0-9]+\\.[0-9]+\\.[0-9]+\n"));
   const CommandResult help = command.run({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* name : {"info", "link", "feed", "load", "doctor"}) {
+  for (const char* name : {"info", "link", "feed", "doctor"}) {
     EXPECT_THAT(help.output, HasSubstr(name));
     EXPECT_EQ(command.run({name, "--help"}).status, 0);
   }
