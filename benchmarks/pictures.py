@@ -14,6 +14,7 @@ that lies on the device already. The table goes to standard output as Markdown, 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import io
 import itertools
@@ -38,6 +39,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import penstock
+from penstock._loader.pictures import nvjpeg_of_wheels
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = 224
@@ -128,6 +130,59 @@ class DecodedOnGpu:
             yield self.normalised(batch), labels.to(self.device, non_blocking=True)
 
 
+class Nvjpeg(ctypes.Structure):
+    """nvJPEG's description of an image in memory."""
+
+    _fields_ = (("channel", ctypes.c_void_p * 4), ("pitch", ctypes.c_size_t * 4))
+
+
+class RawNvjpeg:
+    """nvJPEG alone, on one thread: decodes batches of whole pictures in memory, without crops, one after the other."""
+
+    HARDWARE, KERNELS = 3, 2
+
+    def __init__(self, folder: str, device: str, batch: int, backend: int):
+        self.batch = batch
+        paths = [path for path, _ in ImageFolder(folder).samples[: 8 * batch]]
+        self.files = [pathlib.Path(path).read_bytes() for path in paths]
+        self.sizes = [Image.open(path).size for path in paths]
+        largest = max(3 * width * height for width, height in self.sizes)
+        self.pixels = torch.empty(batch, largest, dtype=torch.uint8, device=device)
+        libraries = [*nvjpeg_of_wheels(), "libnvjpeg.so.13", "libnvjpeg.so.12"]
+        self.library = next(filter(None, map(self.opened, libraries)))
+        self.handle, self.state = ctypes.c_void_p(), ctypes.c_void_p()
+        create, rgb = self.library.nvjpegCreateEx, 5
+        if create(backend, None, None, 0, ctypes.byref(self.handle)) != 0:
+            raise RuntimeError(f"nvJPEG has no backend {backend} on this GPU: leave this way out by --only")
+        self.check(self.library.nvjpegJpegStateCreate(self.handle, ctypes.byref(self.state)))
+        self.check(self.library.nvjpegDecodeBatchedInitialize(self.handle, self.state, batch, 4, rgb))
+
+    def __iter__(self) -> Any:
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        for first in range(0, len(self.files) - self.batch + 1, self.batch):
+            files = self.files[first : first + self.batch]
+            images = (Nvjpeg * self.batch)()
+            for image, row, (width, _) in zip(images, self.pixels, self.sizes[first:], strict=False):
+                image.channel[0], image.pitch[0] = row.data_ptr(), 3 * width
+            data = (ctypes.c_char_p * self.batch)(*files)
+            lengths = (ctypes.c_size_t * self.batch)(*map(len, files))
+            self.check(self.library.nvjpegDecodeBatched(self.handle, self.state, data, lengths, images, stream))
+            torch.cuda.synchronize()
+            yield self.pixels, None
+
+    @staticmethod
+    def opened(path: str) -> ctypes.CDLL | None:
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            return None
+
+    @staticmethod
+    def check(status: int) -> None:
+        if status != 0:
+            raise RuntimeError(f"nvJPEG returned status {status}")
+
+
 def files_and_labels(samples: list[tuple[torch.Tensor, int]]) -> tuple[list[torch.Tensor], torch.Tensor]:
     files, labels = zip(*samples, strict=True)
     return list(files), torch.tensor(labels)
@@ -150,6 +205,11 @@ class Ways:
         if device.startswith("cuda"):
             encoded = functools.partial(self.torch_loader, Encoded(folder), collate_fn=files_and_labels)
             self.makers["torchvision decode_jpeg on the GPU"] = lambda: DecodedOnGpu(encoded(), device)
+            self.makers["penstock.Pictures, decoded on the GPU"] = lambda: self.pictures(decoder="device")
+            if not trains:
+                for name, backend in (("engines", RawNvjpeg.HARDWARE), ("kernels", RawNvjpeg.KERNELS)):
+                    alone = functools.partial(RawNvjpeg, folder, device, batch, backend)
+                    self.makers[f"nvJPEG alone, by its {name}"] = alone
         if trains:
             self.makers["a batch on the device already"] = self.batch_on_device
 
@@ -172,10 +232,10 @@ class Ways:
 
         return Moved()
 
-    def pictures(self, cache_bytes: int = 0) -> penstock.Loader:
+    def pictures(self, **options: Any) -> penstock.Loader:
         scale = [1 / 255 / std for std in STD]
         shift = [-mean / std for mean, std in zip(MEAN, STD, strict=True)]
-        source = penstock.Pictures(self.folder, SIZE, "imagenet", cache_bytes=cache_bytes)
+        source = penstock.Pictures(self.folder, SIZE, "imagenet", **options)
         device = "host" if self.device == "cpu" else self.device
         return penstock.Loader(source, self.batch, True, device, to="float32", scale=scale, shift=shift)
 

@@ -49,9 +49,11 @@ def used_memory(allocator, engine):
 
 @functools.cache
 def folder() -> tempfile.TemporaryDirectory:
-    """A folder where the fake driver has the driver's name."""
+    """A folder where the fake driver and, if it was built, the fake nvJPEG have the names of the real ones."""
     made = tempfile.TemporaryDirectory()
-    pathlib.Path(made.name, "libcuda.so.1").symlink_to(pathlib.Path(LIBRARY).resolve())
+    driver = pathlib.Path(LIBRARY).resolve()
+    pathlib.Path(made.name, "libcuda.so.1").symlink_to(driver)
+    pathlib.Path(made.name, "libnvjpeg.so.13").symlink_to(driver.with_name("libfake_nvjpeg.so"))
     return made
 
 

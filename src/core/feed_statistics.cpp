@@ -377,7 +377,7 @@ FeedLimit FeedStatistics::limited_by() const noexcept {
   if (1 - stall_share() > std::max(most, kBusy)) return FeedLimit::consumer;
   if (most < kBusy) return waits_for_first(*this) ? FeedLimit::unknown : FeedLimit::batches;
   if (most == loader_share()) return slow_stage();
-  if (most == transfer_share()) return FeedLimit::link;
+  if (most == transfer_share()) return device_decodes ? FeedLimit::decode : FeedLimit::link;
   if (most != gather_share()) return FeedLimit::device;
   if (pins_while_sending(*this)) return FeedLimit::pin;
   return decodes ? FeedLimit::decode : FeedLimit::gather;
@@ -439,6 +439,13 @@ std::string FeedStatistics::sentence() const {
     case FeedLimit::gather:
       return gather_sentence(*this, waited);
     case FeedLimit::decode:
+      if (device_decodes && transfer_share() >= gather_share()) {
+        return fmt::format(
+            "Decoding pictures on the device sets the pace: with the transfers, it ran {} of the time{}. "
+            "Store "
+            "smaller pictures, or try whether the host decodes faster.",
+            percent(transfer_share()), waited);
+      }
       return fmt::format(
           "Decoding pictures on the host sets the pace: it ran {} of the time{}. Give the process more "
           "processors, or store smaller pictures.",

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -38,7 +39,14 @@ Field field_of(std::string name, PictureSize size, bool channels_first) {
           .shape = channels_first ? Shape{3, height, width} : Shape{height, width, 3}};
 }
 
-class PictureReader final : public FieldReader {
+/// Operations that change the colors of a device's pixels would need kernels of their own.
+bool changes_pixels(const PictureOperation& operation) noexcept {
+  return std::holds_alternative<ColorJitter>(operation) ||
+         std::holds_alternative<RandomGrayscale>(operation) ||
+         std::holds_alternative<RandomErasing>(operation);
+}
+
+class PictureReader final : public FieldReader, private JpegSource {
  public:
   PictureReader(std::string name, EncodedPicturesPtr pictures, PictureOptions options)
       : pictures_(std::move(pictures)),
@@ -46,6 +54,7 @@ class PictureReader final : public FieldReader {
         varies_(std::ranges::any_of(options_.operations, is_random)),
         augmentation_(options_.operations),
         field_(field_of(std::move(name), augmentation_.size(), options_.channels_first)) {
+    if (options_.decoder != PictureDecoderChoice::host) refuse_host_only();
     if (options_.cache_bytes > 0) {
       cache_ =
           std::make_unique<PictureCache>(options_.cache_bytes, static_cast<std::size_t>(pictures_->count()));
@@ -56,6 +65,9 @@ class PictureReader final : public FieldReader {
   std::uint64_t sample_count() const noexcept override { return pictures_->count(); }
   bool varies_by_epoch() const noexcept override { return varies_; }
   bool is_decoded() const noexcept override { return true; }
+  const JpegSource* jpegs() const noexcept override {
+    return options_.decoder == PictureDecoderChoice::host ? nullptr : this;
+  }
   void add_failures(FeedStatistics& statistics) const override {
     if (options_.failures != nullptr) options_.failures->add_to(statistics);
   }
@@ -85,6 +97,40 @@ class PictureReader final : public FieldReader {
     std::vector<std::byte> pixels;  ///< of a whole picture
     bool is_large = false;          ///< it keeps memory that few pictures need
   };
+
+  void refuse_host_only() const {
+    const bool changes = std::ranges::any_of(options_.operations, changes_pixels);
+    if (!changes && options_.cache_bytes == 0) return;
+    throw InvalidArgument(
+        fmt::format("A device decodes, crops, resizes and flips pictures. {} is the host's: leave it out, or "
+                    "have the host decode.",
+                    changes ? "Changing colors or erasing areas" : "A cache of decoded pictures"));
+  }
+
+  PictureSize size() const noexcept override { return augmentation_.size(); }
+  bool channels_first() const noexcept override { return options_.channels_first; }
+  bool bicubic() const noexcept override { return options_.bicubic; }
+  const std::vector<std::string>& libraries() const noexcept override { return options_.device_libraries; }
+
+  bool read(std::uint64_t epoch, std::uint64_t sample, JpegSample& jpeg) const override {
+    std::unique_ptr<Desk> desk = take_desk();
+    bool is_read = false;
+    try {
+      jpeg.file = pictures_->read(sample, jpeg.scratch);
+      const std::optional<PictureSize> stored = desk->decoder.baseline_jpeg(jpeg.file);
+      is_read = stored && jpeg.file.size() <= kMostKeptBytes &&
+                std::int64_t{stored->width} * stored->height <= kMostKeptPixels;
+      if (is_read) {
+        jpeg.stored = *stored;
+        jpeg.view = augmentation_.draw(options_.seed, epoch, sample, *stored);
+      }
+    } catch (const Error&) {
+      is_read = false;
+    }
+    if (jpeg.scratch.size() > kMostKeptBytes) jpeg.scratch = {};
+    put_back(std::move(desk));
+    return is_read;
+  }
 
   std::unique_ptr<Desk> take_desk() const {
     const std::lock_guard lock(mutex_);

@@ -21,6 +21,9 @@ class FormatDecoder {
   /// Reads the header of `file`, which lives until the next call or this one's end. Throws PictureError.
   virtual PictureSize open(std::span<const std::byte> file) = 0;
 
+  /// Whether the opened picture is one of PictureDecoder::baseline_jpeg.
+  [[nodiscard]] virtual bool is_baseline_jpeg() const { return false; }
+
   /// Renders a view of the opened picture, which it fits, once. Throws PictureError.
   virtual void render(const PictureView& view, Resampler& resampler, std::span<std::byte> target) = 0;
 };

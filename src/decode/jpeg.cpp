@@ -109,6 +109,18 @@ class JpegDecoder final : public FormatDecoder {
     return {static_cast<int>(jpeg_.image_width), static_cast<int>(jpeg_.image_height)};
   }
 
+  // 4:1:1 and 4:1:0 are left out, which few decoders know.
+  bool is_baseline_jpeg() const override {
+    const bool is_grey = jpeg_.jpeg_color_space == JCS_GRAYSCALE;
+    if (jpeg_.progressive_mode || jpeg_.arith_code || jpeg_.data_precision != 8) return false;
+    if (jpeg_.comps_in_scan != jpeg_.num_components || !(is_grey || jpeg_.jpeg_color_space == JCS_YCbCr))
+      return false;
+    const jpeg_component_info* const parts = jpeg_.comp_info;
+    const auto is_single = [&](int i) { return parts[i].h_samp_factor == 1 && parts[i].v_samp_factor == 1; };
+    return is_grey ||
+           (parts[0].h_samp_factor <= 2 && parts[0].v_samp_factor <= 2 && is_single(1) && is_single(2));
+  }
+
   void render(const PictureView& view, Resampler& resampler, std::span<std::byte> target) override {
     const int shrink = shrink_of(view);
     resampler.begin(view, shrink, target);

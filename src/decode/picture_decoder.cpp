@@ -175,6 +175,17 @@ PictureSize PictureDecoder::size(std::span<const std::byte> file) {
   return state_->open(state_->decoder_of(file), file);
 }
 
+std::optional<PictureSize> PictureDecoder::baseline_jpeg(std::span<const std::byte> file) {
+  if (picture_format(file) != PictureFormat::jpeg) return std::nullopt;
+  try {
+    FormatDecoder& decoder = state_->decoder_of(file);
+    const PictureSize size = state_->open(decoder, file);
+    return decoder.is_baseline_jpeg() ? std::optional(size) : std::nullopt;
+  } catch (const PictureError&) {
+    return std::nullopt;
+  }
+}
+
 void PictureDecoder::decode(std::span<const std::byte> file, const PictureView& view,
                             std::span<std::byte> target) {
   FormatDecoder& decoder = state_->decoder_of(file);

@@ -116,6 +116,11 @@ Event Device::create_event(EventTiming timing, EventWait wait) const {
   return Event(shared_backend(), timing, wait);
 }
 
+std::shared_ptr<JpegDecoder> Device::make_jpeg_decoder(const JpegDecoderOptions& options) const {
+  std::unique_ptr<JpegDecoder> decoder = backend().make_jpeg_decoder(options);
+  return {decoder.release(), [backend = shared_backend()](JpegDecoder* made) { delete made; }};
+}
+
 void* Device::allocate(std::size_t bytes) const { return backend().device_allocate(bytes); }
 
 void* Device::allocate_shared(std::size_t bytes) const { return backend().device_allocate_shared(bytes); }

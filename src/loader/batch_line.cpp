@@ -466,6 +466,7 @@ FeedStatistics BatchLine::complete(FeedStatistics statistics) const {
   statistics.prefetch_depth = options_.prefetch_depth;
   statistics.sample_bytes = source_->dataset().sample_bytes();
   statistics.decodes = decodes(source_->dataset());
+  statistics.device_decodes = std::ranges::any_of(source_->plan().fields, &FieldPlan::by_decoder);
   return statistics;
 }
 

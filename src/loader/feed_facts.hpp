@@ -28,6 +28,7 @@ struct FieldFacts {
   bool file_mapping = false;  ///< the samples lie in a mapping of a file, which anybody can cut short
   bool aligned = false;       ///< to the type of the field
   bool decoded = false;       ///< see FieldReader
+  std::string decoder{};      ///< what decodes it on the device; empty: nothing
   bool on_disk = false;       ///< see BlockReader::is_of
   bool varies = false;        ///< the bytes of a sample depend on the epoch
   PageLock page_lock = PageLock::none;

@@ -45,6 +45,7 @@ std::string describe_travel(const FieldPlan& field) {
     text += fmt::format(", {:.0f} % resident", 100.0 * static_cast<double>(field.resident_samples) /
                                                    static_cast<double>(field.samples));
   }
+  if (field.by_decoder()) return text + fmt::format(", decoded on the device by {}", field.decoder);
   text += fmt::format(", {} gather", gather_path_name(field.path));
   return field.reason.empty() ? text : text + fmt::format(" ({})", field.reason);
 }

@@ -5,6 +5,8 @@
 
 #include <penstock/device/topology.hpp>
 
+#include <penstock/data/pictures.hpp>
+
 #include <algorithm>
 
 namespace penstock {
@@ -113,7 +115,7 @@ class HostFeeder final : public Feeder {
   explicit HostFeeder(const FeedContext& context) : context_(context) {
     const FeedPlan& plan = context_.plan;
     for (std::size_t f = 0; f < plan.fields.size(); ++f) {
-      if (plan.fields[f].by_host()) fields_.emplace_back(context_, f);
+      if (plan.fields[f].by_host() && !plan.fields[f].by_decoder()) fields_.emplace_back(context_, f);
     }
     make_block_readers();
   }
@@ -331,11 +333,132 @@ class KernelFeeder final : public Feeder {
   std::vector<std::size_t> fields_;
 };
 
+/// Host threads read encoded pictures, which the device decodes and renders into the slot, or into a kernel's
+/// staging buffer. They decode those that the device does not, whose rows are copied there.
+class DecodeFeeder final : public Feeder {
+ public:
+  explicit DecodeFeeder(const FeedContext& context) : context_(context) {
+    for (std::size_t f = 0; f < context_.plan.fields.size(); ++f) {
+      if (context_.plan.fields[f].by_decoder()) fields_.emplace_back(context_, f);
+    }
+  }
+
+  std::size_t prepare(const BatchToFeed& batch) override {
+    std::size_t bytes = 0;
+    for (DecodedField& decoded : fields_) {
+      decoded.list.choose(batch);
+      if (decoded.lanes.size() <= batch.staging.number) decoded.lanes.resize(batch.staging.number + 1);
+      std::vector<Sample>& samples = decoded.lanes[batch.staging.number];
+      samples.resize(std::max(samples.size(), batch.count));
+      context_.workers.for_each(
+          batch.count, [&](std::size_t i) { read(batch, decoded, i); }, context_.threads);
+      for (std::size_t i = 0; i < batch.count; ++i) {
+        bytes += samples[i].on_device ? samples[i].jpeg.file.size() : decoded.list.field().sample_bytes;
+      }
+    }
+    return bytes;
+  }
+
+  void enqueue(const BatchToFeed& batch) override {
+    for (DecodedField& decoded : fields_) {
+      const FieldPlan& field = decoded.list.field();
+      std::byte* const to = field.staged_on_device ? batch.copy.staging.data() + field.device_staging_offset
+                                                   : batch.slot.fields[decoded.list.field_number()].data;
+      render(batch, decoded, to);
+      copy_rows(batch, decoded, to);
+      if (field.staged_on_device) decoded.list.enqueue_kernels(context_, batch, to);
+    }
+  }
+
+ private:
+  struct Sample {
+    JpegSample jpeg;
+    bool on_device = false;
+  };
+  struct DecodedField {
+    DecodedField(const FeedContext& context, std::size_t f)
+        : list(context, f), source(*context.dataset.reader(f)->jpegs()), decoder(*context.decoders[f]) {}
+    SampleList list;
+    const JpegSource& source;
+    JpegDecoder& decoder;
+    std::vector<std::vector<Sample>>
+        lanes{};  ///< of the staging slots: their files are read until it is free
+    std::vector<JpegToRender> pictures{};
+    std::vector<std::size_t> numbers{};  ///< of the pictures, in the batch
+  };
+
+  void read(const BatchToFeed& batch, DecodedField& decoded, std::size_t i) const {
+    Sample& sample = decoded.lanes[batch.staging.number][i];
+    sample.on_device = decoded.source.read(batch.slot.run.epoch, batch.indices[i], sample.jpeg);
+    if (!sample.on_device) decode_on_host(batch, decoded, i);
+  }
+
+  void decode_on_host(const BatchToFeed& batch, const DecodedField& decoded, std::size_t i) const {
+    const FieldPlan& field = decoded.list.field();
+    context_.dataset.gather(
+        decoded.list.field_number(), batch.indices.subspan(i, 1),
+        {batch.staging.memory + field.staging_offset + i * field.sample_bytes, field.sample_bytes},
+        context_.stores, batch.slot.run.epoch);
+  }
+
+  void render(const BatchToFeed& batch, DecodedField& decoded, std::byte* to) const {
+    std::vector<Sample>& samples = decoded.lanes[batch.staging.number];
+    decoded.pictures.clear();
+    decoded.numbers.clear();
+    for (std::size_t i = 0; i < batch.count; ++i) {
+      if (!samples[i].on_device) continue;
+      decoded.pictures.push_back(request(samples[i].jpeg, to + i * decoded.list.field().sample_bytes));
+      decoded.numbers.push_back(i);
+    }
+    const std::vector<std::size_t> refused =
+        decoded.decoder.render(batch.staging.number, decoded.pictures, batch.copy.stream);
+    const auto decode = [&](std::size_t refusal) {
+      decode_on_host(batch, decoded, decoded.numbers[refused[refusal]]);
+    };
+    context_.workers.for_each(refused.size(), decode, context_.threads);
+    for (const std::size_t picture : refused) samples[decoded.numbers[picture]].on_device = false;
+  }
+
+  static JpegToRender request(const JpegSample& jpeg, std::byte* destination) {
+    const PictureView& view = jpeg.view;
+    return {.file = jpeg.file,
+            .width = jpeg.stored.width,
+            .height = jpeg.stored.height,
+            .crop_left = view.crop.left,
+            .crop_top = view.crop.top,
+            .crop_width = view.crop.width,
+            .crop_height = view.crop.height,
+            .resized_width = view.resized.width,
+            .resized_height = view.resized.height,
+            .window_left = view.window.left,
+            .window_top = view.window.top,
+            .flip_horizontally = view.flip_horizontally,
+            .flip_vertically = view.flip_vertically,
+            .destination = destination};
+  }
+
+  void copy_rows(const BatchToFeed& batch, const DecodedField& decoded, std::byte* to) {
+    const FieldPlan& field = decoded.list.field();
+    rows_.clear();
+    for (std::size_t i = 0; i < batch.count; ++i) {
+      if (decoded.lanes[batch.staging.number][i].on_device) continue;
+      const std::size_t at = i * field.sample_bytes;
+      rows_.push_back({batch.staging.memory + field.staging_offset + at, to + at, field.sample_bytes});
+    }
+    batch.copy.stream.copy_each(rows_, CopyDirection::h2d);
+  }
+
+  const FeedContext& context_;
+  std::vector<DecodedField> fields_;
+  std::vector<CopyPiece> rows_;
+};
+
 }  // namespace
 
 std::vector<std::unique_ptr<Feeder>> make_feeders(const FeedContext& context) {
   const auto any = [&](auto travels) { return std::ranges::any_of(context.plan.fields, travels); };
   std::vector<std::unique_ptr<Feeder>> feeders;
+  if (any(&FieldPlan::by_decoder)) feeders.push_back(std::make_unique<DecodeFeeder>(context));
   if (any(&FieldPlan::by_host)) feeders.push_back(std::make_unique<HostFeeder>(context));
   if (any(&FieldPlan::by_copy_engine)) feeders.push_back(std::make_unique<CopyEngineFeeder>(context));
   if (any(&FieldPlan::by_kernel)) feeders.push_back(std::make_unique<KernelFeeder>(context));

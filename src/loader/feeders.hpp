@@ -23,6 +23,7 @@ namespace penstock {
 struct StagingSlot {
   std::byte* memory = nullptr;
   std::byte* on_device = nullptr;  ///< its address for kernels
+  std::size_t number = 0;
 };
 
 /// A copy stream, with the staging buffer on the device that its batches pass through, one after the other.
@@ -56,12 +57,16 @@ struct FieldAddresses {
   const float* shift = nullptr;
 };
 
+/// Of each field, in the dataset's order; null if the device does not decode it.
+using JpegDecoders = std::vector<std::shared_ptr<JpegDecoder>>;
+
 /// The state that all feeders of a loader share.
 struct FeedContext {
   Dataset dataset;
   Device device;
   FeedPlan plan;
   std::vector<FieldAddresses> addresses;  ///< one for each field
+  JpegDecoders decoders;                  ///< one for each field, with a lane for each staging slot
   SplitRequest split;                     ///< see Resident::split
   HostWorkers& workers;
   unsigned threads = 1;                                    ///< that gather

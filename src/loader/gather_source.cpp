@@ -7,6 +7,7 @@
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/data/narrow.hpp>
+#include <penstock/data/pictures.hpp>
 
 #include <fmt/format.h>
 
@@ -50,6 +51,7 @@ GatherSource::GatherSource(Dataset dataset, Device device, const LoaderOptions& 
       dataset_(options_.narrow && !options_.data_may_change ? narrow_small_fields(dataset, *workers_)
                                                             : std::move(dataset)) {
   FeedFacts facts = collect_facts(dataset_, device_, static_cast<std::size_t>(order.largest_batch()));
+  make_decoders(facts);
   make_plan(facts);
   reserve_memory(facts);
   is_resident_ = plan_.resident_bytes == 0;
@@ -60,6 +62,7 @@ GatherSource::GatherSource(Dataset dataset, Device device, const LoaderOptions& 
                       .device = device_,
                       .plan = plan_,
                       .addresses = std::vector<FieldAddresses>(plan_.fields.size()),
+                      .decoders = decoders_,
                       .split = resident_->split(),
                       .workers = *workers_,
                       .threads = threads_that_gather(),
@@ -81,6 +84,24 @@ unsigned GatherSource::threads_that_gather() const {
 
 double GatherSource::link_ceiling() const noexcept {
   return profile_.measured ? profile_.ceiling(CopyDirection::h2d) : 0;
+}
+
+/// Makes a decoder for each field that the device is to decode.
+void GatherSource::make_decoders(FeedFacts& facts) {
+  decoders_.resize(dataset_.field_count());
+  for (std::size_t f = 0; f < decoders_.size(); ++f) {
+    const JpegSource* const jpegs = dataset_.reader(f)->jpegs();
+    if (jpegs == nullptr) continue;
+    const PictureSize size = jpegs->size();
+    decoders_[f] = device_.make_jpeg_decoder({.pictures = facts.batch,
+                                              .lanes = most_under_way(options_.prefetch_depth),
+                                              .width = static_cast<std::uint32_t>(size.width),
+                                              .height = static_cast<std::uint32_t>(size.height),
+                                              .channels_first = jpegs->channels_first(),
+                                              .bicubic = jpegs->bicubic(),
+                                              .libraries = jpegs->libraries()});
+    facts.fields[f].decoder = decoders_[f]->name();
+  }
 }
 
 /// Locks the memory that the device reads under the plan. Plans again while a lock or copy is refused.

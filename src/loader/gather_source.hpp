@@ -40,6 +40,7 @@ class GatherSource : public BatchSource {
   void synchronize() override { producer_->synchronize(); }
 
  private:
+  void make_decoders(FeedFacts& facts);
   void make_plan(FeedFacts& facts);
   void plan_without_gaps(FeedFacts& facts);
   void copy_apart_from(const std::vector<std::size_t>& columns, FeedFacts& facts);
@@ -51,6 +52,7 @@ class GatherSource : public BatchSource {
   const LinkProfile profile_;
   const std::shared_ptr<HostWorkers> workers_;
   Dataset dataset_;
+  JpegDecoders decoders_;
   FeedPlan plan_;
   std::optional<Dataset> travelling_;  ///< the dataset with its rows, if the plan has any
   LockedSources sources_;

@@ -54,6 +54,7 @@ FieldPlan plan_field(const FieldFacts& facts) {
   field.samples = facts.samples;
   field.sample_elements = element_count(facts.stored.shape);
   field.sample_bytes = facts.sample_bytes;
+  field.decoder = facts.decoder;
   if (facts.in_memory && !facts.file_mapping) {
     // If only some pages are locked, for a neighbour, the device cannot copy the field in one piece.
     field.upload = facts.page_lock == FieldFacts::PageLock::foreign ? FieldPlan::Upload::direct
@@ -254,7 +255,8 @@ std::size_t device_staging_bytes(const FieldPlan& field, std::size_t batch) noex
   if (field.is_rows()) return 0;
   const std::size_t bytes = batch * field.sample_bytes;
   const bool needs_kernel = field.converts() || field.resident_samples > 0;
-  const bool helps = field.by_copy_engine() || (field.by_host() && bytes >= kLeastStagedBytes);
+  const bool helps =
+      field.by_copy_engine() || field.by_decoder() || (field.by_host() && bytes >= kLeastStagedBytes);
   return needs_kernel && helps ? kCopyStreams * align_up(bytes, kSlotAlignment) : 0;
 }
 
@@ -330,7 +332,13 @@ std::size_t stage_on_device(FeedPlan& plan, const std::vector<Choices>& choices,
                         "batches as stored: use smaller batches, make less resident, raise the budget, or "
                         "gather automatically");
     }
-    field.staged_on_device = bytes <= left && (engine_asked || !device.memory_refused);
+    if (bytes > left && field.by_decoder()) {
+      throw OutOfMemory(
+          "the loader's device memory budget, beside its ring,", bytes, resident + staged, left,
+          "pictures that the device decodes take two batches of uint8 there: use smaller batches, "
+          "raise the budget, or have the host decode");
+    }
+    field.staged_on_device = bytes <= left && (engine_asked || field.by_decoder() || !device.memory_refused);
     if (field.staged_on_device) {
       staged += bytes;
     } else if (field.by_copy_engine()) {
@@ -419,6 +427,13 @@ void check_residency(const Residency& residency, const FeedFacts& facts) {
   if (residency.kind == Residency::Kind::fraction && !(residency.fraction >= 0 && residency.fraction <= 1)) {
     throw InvalidArgument(
         fmt::format("A residency of {} was asked for; fractions go from 0 to 1.", residency.fraction));
+  }
+  for (const FieldFacts& field : facts.fields) {
+    if (residency.kind == Residency::Kind::none || field.decoder.empty()) continue;
+    throw InvalidArgument(
+        fmt::format("The samples of field '{}' are decoded on the device each time: leave out the "
+                    "residency, or have the host decode.",
+                    field.stored.name));
   }
   const auto varying = std::ranges::find_if(facts.fields, &FieldFacts::varies);
   if (residency.kind != Residency::Kind::none && varying != facts.fields.end()) {

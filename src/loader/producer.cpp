@@ -13,11 +13,6 @@ namespace penstock {
 
 namespace {
 
-/// Batches that are enqueued and have not arrived, at most.
-std::size_t most_under_way(std::size_t prefetch_depth) {
-  return std::max<std::size_t>(prefetch_depth + 1, kCopyStreams + 1);
-}
-
 /// No staging slots if kernels read all samples where they lie, in an order of the device's own.
 std::size_t staging_count(const FeedPlan& plan, std::size_t prefetch_depth) {
   return plan.staging_bytes == 0 ? 0 : most_under_way(prefetch_depth);
@@ -27,7 +22,7 @@ std::size_t staging_count(const FeedPlan& plan, std::size_t prefetch_depth) {
 std::size_t copied_bytes(const FeedPlan& plan) {
   std::size_t bytes = 0;
   for (const FieldPlan& field : plan.fields) {
-    if (field.is_listed()) bytes += plan.batch * field.sample_bytes;
+    if (field.is_listed() && !field.by_decoder()) bytes += plan.batch * field.sample_bytes;
   }
   return bytes;
 }
@@ -35,6 +30,10 @@ std::size_t copied_bytes(const FeedPlan& plan) {
 std::size_t staging_bytes(const FeedPlan& plan) { return align_up(plan.staging_bytes, 4096); }
 
 }  // namespace
+
+std::size_t most_under_way(std::size_t prefetch_depth) {
+  return std::max<std::size_t>(prefetch_depth + 1, kCopyStreams + 1);
+}
 
 Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_memory,
                    std::size_t prefetch_depth)
@@ -54,7 +53,7 @@ Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_mem
       ends_(most_under_way(prefetch_depth)) {
   for (std::size_t i = 0; i < staging_.size(); ++i) {
     std::byte* const memory = staging_[i].data();
-    staging_slots_.push_back({memory, static_cast<std::byte*>(context_.device.device_address(memory))});
+    staging_slots_.push_back({memory, static_cast<std::byte*>(context_.device.device_address(memory)), i});
   }
   const FeedPlan& plan = context_.plan;
   for (std::size_t i = 0; i < kCopyStreams; ++i) {

@@ -14,6 +14,9 @@
 
 namespace penstock {
 
+/// Batches that are enqueued and have not arrived, at most.
+[[nodiscard]] std::size_t most_under_way(std::size_t prefetch_depth);
+
 /// Fills slots: a loop over the plan's feeders, staging slots and copy streams in turn. One thread at a time.
 class Producer {
  public:

@@ -70,6 +70,12 @@ FeedStatistics decoding() {
   return s;
 }
 
+FeedStatistics decoding_on_the_device() {
+  FeedStatistics s = fed(0.6, 0.9, 0, 0.3);
+  s.decodes = s.device_decodes = true;
+  return s;
+}
+
 /// One without workers that pins its batches itself.
 FeedStatistics pinning(double fetch, double collate, double pin) {
   FeedStatistics s = staged(fetch, collate, 0, 0);
@@ -97,6 +103,7 @@ TEST(FeedStatisticsTest, NamesTheStageThatSetsThePace) {
   EXPECT_EQ(fed(0.6, 0.95, 0, 0.9).limited_by(), FeedLimit::link);
   EXPECT_EQ(fed(0.6, 0.3, 0, 0.9).limited_by(), FeedLimit::gather);
   EXPECT_EQ(decoding().limited_by(), FeedLimit::decode);
+  EXPECT_EQ(decoding_on_the_device().limited_by(), FeedLimit::decode);
   EXPECT_EQ(wrapped(fed(0.6, 0.3, 0, 0.1), 0.9).limited_by(), FeedLimit::loader);
   EXPECT_EQ(wrapped(fed(0.6, 0.3, 0, 0.1), 0.9, 0.8).limited_by(), FeedLimit::loader)
       << "its start is its own";
@@ -416,6 +423,11 @@ const std::vector<Said>& all_cases() {
        "Decoding pictures on the host sets the pace: it ran 80.0 % of the time, and your step waited for "
        "data 60.0 % of the time. ",
        "more processors"},
+      {decoding_on_the_device(),
+       "Decoding pictures on the device sets the pace: with the transfers, it ran 90.0 % of the time, and "
+       "your step "
+       "waited for data 60.0 % of the time. ",
+       "smaller pictures"},
       {wrapped(fed(0.6, 0.3, 0, 0.1), 0.8),
        "The wrapped loader sets the pace: it was waited for 80.0 % of the time, and your step waited for "
        "data "

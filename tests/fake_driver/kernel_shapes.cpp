@@ -11,6 +11,7 @@ std::size_t kernel_argument_bytes(const std::string& name) {
   if (name.starts_with("penstock_gather_widen")) return sizeof(GatherWidenArguments);
   if (name == "penstock_split_rows") return sizeof(SplitRowsArguments);
   if (name == "penstock_fill_order") return sizeof(FillOrderArguments);
+  if (name == "penstock_render") return sizeof(RenderArguments);
   return name == "penstock_occupy" ? sizeof(OccupyArguments) : 0;
 }
 
@@ -18,6 +19,7 @@ unsigned kernel_threads(const std::string& name) {
   if (name == "penstock_copy_pieces") return kCopyPiecesThreads;
   if (name == "penstock_split_rows") return kSplitThreads;
   if (name == "penstock_fill_order") return kFillOrderThreads;
+  if (name == "penstock_render") return kRenderThreads;
   return name == "penstock_occupy" ? 1 : kGatherThreads;
 }
 

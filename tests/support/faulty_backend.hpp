@@ -60,7 +60,8 @@ enum class Entry : std::size_t {
   gather,
   split_rows,
   fill_order,
-  last_ = fill_order,
+  make_jpeg_decoder,
+  last_ = make_jpeg_decoder,
 };
 
 /// Handles that were made through a FaultyBackend and not given back.
@@ -327,6 +328,10 @@ class FaultyBackend final : public Backend {
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
     enter(Entry::fill_order);
     inner_->fill_order(request, stream);
+  }
+  std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) override {
+    enter(Entry::make_jpeg_decoder);
+    return inner_->make_jpeg_decoder(options);
   }
 
  private:

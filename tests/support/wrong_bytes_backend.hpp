@@ -94,6 +94,9 @@ class WrongBytesBackend final : public Backend {
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
     inner_->fill_order(request, stream);
   }
+  std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) override {
+    return inner_->make_jpeg_decoder(options);
+  }
 
   /// What to do to copies between device memory, by their ends; empty: what was chosen for all.
   std::function<Harm(const void* destination, const void* source)> harms_d2d;

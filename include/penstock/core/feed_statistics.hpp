@@ -35,9 +35,10 @@ enum class FeedLimit : std::uint8_t {
 /// stages overlap. Figures marked (device) come from the device's clock. They cover the batches that
 /// `timed_batches` counts, without work that has not ended yet.
 struct FeedStatistics {
-  bool wraps_loader = false;   ///< the batches come from a loader that somebody else wrote
-  bool decodes = false;        ///< host threads decode pictures where they would gather samples
-  bool knows_consumer = true;  ///< false if nobody said on which stream the batches are used
+  bool wraps_loader = false;    ///< the batches come from a loader that somebody else wrote
+  bool decodes = false;         ///< host threads decode pictures where they would gather samples
+  bool device_decodes = false;  ///< the device decodes most of them: the time of transfers has that, too
+  bool knows_consumer = true;   ///< false if nobody said on which stream the batches are used
 
   std::uint64_t epochs = 0;
   std::uint64_t batches = 0;

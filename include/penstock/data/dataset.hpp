@@ -15,6 +15,7 @@
 namespace penstock {
 
 struct FeedStatistics;
+class JpegSource;
 
 /// One named array of every sample.
 struct Field {
@@ -62,6 +63,9 @@ class FieldReader {
   }
   /// True if a sample takes long to decode. All threads of a team then share a batch, sample by sample.
   [[nodiscard]] virtual bool is_decoded() const noexcept { return false; }
+
+  /// The JPEGs among the samples, if a device is to decode them where it can; otherwise null.
+  [[nodiscard]] virtual const JpegSource* jpegs() const noexcept { return nullptr; }
 
   /// Adds the samples that could not be read, in place of which gather() wrote other bytes.
   virtual void add_failures(FeedStatistics& /*statistics*/) const {}

@@ -40,6 +40,37 @@ struct DecodedPicture {
   std::vector<std::byte> pixels;
 };
 
+/// What decodes the pictures of a loader.
+enum class PictureDecoderChoice : std::uint8_t {
+  host,    ///< its threads
+  device,  ///< nvJPEG, those JPEGs that it takes; the loader throws Unsupported if it is not there
+};
+
+/// An encoded sample, and what becomes of it.
+struct JpegSample {
+  std::vector<std::byte> scratch;
+  std::span<const std::byte> file;  ///< in scratch, or memory of the source
+  PictureSize stored;
+  PictureView view;
+};
+
+/// JPEGs for a device to decode. Thread-safe.
+class JpegSource {
+ public:
+  virtual ~JpegSource() = default;
+  /// How their views are rendered; all have one size.
+  virtual PictureSize size() const noexcept = 0;
+  virtual bool channels_first() const noexcept = 0;
+  virtual bool bicubic() const noexcept = 0;
+  /// Where the library of the device may be: see JpegDecoderOptions.
+  virtual const std::vector<std::string>& libraries() const noexcept = 0;
+
+  /// Reads a sample in `epoch`. False if FieldReader::gather_in_epoch is to decode it, or to say what is
+  /// wrong with it: it is no baseline JPEG, is larger than memory is kept for, or cannot be read. What can be
+  /// read alone decides, so that a sample is always decoded by the same. Blocks the host.
+  virtual bool read(std::uint64_t epoch, std::uint64_t sample, JpegSample& jpeg) const = 0;
+};
+
 struct PictureOptions {
   std::vector<PictureOperation> operations;  ///< see Augmentation
   std::uint64_t seed = 0;                    ///< of the random operations
@@ -47,6 +78,9 @@ struct PictureOptions {
   bool bicubic = false;                      ///< resizes so; otherwise bilinear
   /// Memory for decoded pictures, which later epochs crop and resize without decoding them again.
   std::size_t cache_bytes = 0;
+  /// What decodes them: see JpegSource.
+  PictureDecoderChoice decoder = PictureDecoderChoice::host;
+  std::vector<std::string> device_libraries{};  ///< see JpegDecoderOptions::libraries
   /// Decodes files of the formats that this build does not. Several threads call it at once. Empty: such a
   /// file is an Error.
   std::function<DecodedPicture(std::span<const std::byte> file)> decode = nullptr;

@@ -2,12 +2,14 @@
 
 #include <penstock/device/device_info.hpp>
 #include <penstock/device/event.hpp>
+#include <penstock/device/jpeg_decoder.hpp>
 #include <penstock/device/memory_kind.hpp>
 #include <penstock/device/requests.hpp>
 #include <penstock/device/stream.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 /// For those who implement or decorate a device. Callers use Device, Stream and Event, whose functions call
@@ -82,6 +84,9 @@ class Backend {
   virtual void gather(const GatherRequest& request, StreamHandle stream) = 0;
   virtual void split_rows(const SplitRequest& request, StreamHandle stream) = 0;
   virtual void fill_order(const OrderRequest& request, StreamHandle stream) = 0;
+
+  /// Device keeps the backend as long as the decoder.
+  [[nodiscard]] virtual std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) = 0;
 };
 
 }  // namespace penstock

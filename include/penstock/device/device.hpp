@@ -2,6 +2,7 @@
 
 #include <penstock/device/device_info.hpp>
 #include <penstock/device/event.hpp>
+#include <penstock/device/jpeg_decoder.hpp>
 #include <penstock/device/memory_kind.hpp>
 #include <penstock/device/stream.hpp>
 
@@ -62,6 +63,10 @@ class Device {
   [[nodiscard]] Stream wrap_stream(StreamHandle native) const;
   [[nodiscard]] Event create_event(EventTiming timing = EventTiming::off,
                                    EventWait wait = EventWait::poll) const;
+
+  /// Throws Unsupported if the device decodes no JPEGs: a host device, or a GPU for which no nvJPEG is found.
+  /// The message says what would bring it. Throws OutOfMemory.
+  [[nodiscard]] std::shared_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) const;
 
   // Memory from the driver. Pool and Registration (penstock/memory) are the usual ways. Each call may block
   // the host. Calls that free or unlock wait for the work queued on the device.

@@ -58,6 +58,7 @@ struct FieldPlan {
   Upload upload = Upload::gathered;
   GatherPath path = GatherPath::host;  ///< host, zero_copy or copy_engine
   std::string reason;                  ///< why another path was not taken
+  std::string decoder{};               ///< what decodes the samples on the device; empty: nothing
   Source source = Source::none;
   /// The field crosses the link into a staging buffer on the device, from which a kernel writes the slot.
   bool staged_on_device = false;
@@ -75,6 +76,8 @@ struct FieldPlan {
   [[nodiscard]] bool converts() const noexcept { return to != stored.dtype || !factors.empty(); }
   [[nodiscard]] bool streams() const noexcept { return resident_samples < samples && !is_column(); }
   [[nodiscard]] bool by_host() const noexcept { return streams() && path == GatherPath::host; }
+  /// The host brings encoded samples, and those that the device does not decode.
+  [[nodiscard]] bool by_decoder() const noexcept { return by_host() && !decoder.empty(); }
   [[nodiscard]] bool by_copy_engine() const noexcept { return streams() && path == GatherPath::copy_engine; }
   /// The host picks the samples that cross the link, one by one.
   [[nodiscard]] bool is_listed() const noexcept { return by_host() || by_copy_engine(); }
@@ -84,7 +87,7 @@ struct FieldPlan {
   [[nodiscard]] bool by_kernel() const noexcept { return !is_listed() && !is_column(); }
   /// The gathered bytes are the delivered bytes. All such fields travel together in one copy.
   [[nodiscard]] bool is_plain_copy() const noexcept {
-    return by_host() && resident_samples == 0 && !converts() && !is_rows();
+    return by_host() && resident_samples == 0 && !converts() && !is_rows() && decoder.empty();
   }
   [[nodiscard]] std::size_t resident_bytes() const noexcept {
     return static_cast<std::size_t>(resident_samples) * sample_bytes;

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -43,6 +45,10 @@ class Pictures:
       encoded bytes, and gives uint8 pixels, `height x width x 3`, as an array or an image of Pillow: `lambda data:
       PIL.Image.open(io.BytesIO(data)).convert("RGB")`. The loader's threads call it, several at once, with the GIL. It
       must not use the Loader. An exception of its own is that of a picture that cannot be read.
+    - `decoder`: "host": the loader's threads decode. "device": they read the files, and the GPU decodes baseline JPEGs
+      by nvJPEG, which does not come with penstock: `pip install nvidia-nvjpeg`, or `nvidia-nvjpeg-cu12` for CUDA 12.
+      Without it the Loader raises Unsupported. Pixels differ a little from those that the host decodes. Not with
+      `cache_bytes`, `residency`, or transforms that change colors or erase.
     - `cache_bytes`: host memory for decoded pictures, 3 bytes a pixel. Later epochs crop and resize them without
       decoding them again. They stay as long as this object.
 
@@ -64,12 +70,14 @@ class Pictures:
         channels_last: bool = False,
         on_error: str = "raise",
         decode: Callable[[bytes], Any] | None = None,
+        decoder: str = "host",
         cache_bytes: int = 0,
     ):
         if on_error not in ("raise", "black"):
             raise InvalidArgument(f'on_error is "raise" or "black", not {on_error!r}.')
         self._arguments = dict(size=size, augment=augment, labels=labels, seed=seed)
-        self._arguments |= dict(channels_last=channels_last, on_error=on_error, decode=decode, cache_bytes=cache_bytes)
+        self._arguments |= dict(channels_last=channels_last, on_error=on_error, decode=decode)
+        self._arguments |= dict(decoder=decoder, cache_bytes=cache_bytes)
         self._source = source
         self._encoded = encoded(source)
         if not len(self._encoded):
@@ -81,7 +89,8 @@ class Pictures:
         failures = self._failures if on_error == "black" else None
         seed = whole("seed", seed, 0, UINT64)
         cache_bytes = whole("cache_bytes", cache_bytes, 0, UINT64, what="a number of bytes")
-        options = seed, channels_last, failures, cache_bytes, _pixels_by(decode)
+        libraries = [] if decoder == "host" else nvjpeg_of_wheels()
+        options = seed, channels_last, failures, cache_bytes, _pixels_by(decode), decoder, libraries
         self.field = _core.picture_field(self._encoded, *recipe[:2], *options)
 
     @property
@@ -144,6 +153,17 @@ def _pixels_by(decode: Any) -> Callable[[bytes], tuple[int, int, bytes]] | None:
         return array.shape[0], array.shape[1], array.tobytes()
 
     return pixels
+
+
+def nvjpeg_of_wheels() -> list[str]:
+    """Where wheels have nvJPEG, the newest first: NVIDIA's, and torchvision's for CUDA."""
+    found = []
+    for package, pattern in (("nvidia", "*/lib/libnvjpeg.so.*"), ("torchvision", "../torchvision.libs/libnvjpeg*.so*")):
+        spec = importlib.util.find_spec(package)
+        for folder in [] if spec is None else spec.submodule_search_locations or []:
+            paths = map(str, pathlib.Path(folder).glob(pattern))
+            found += sorted(paths, key=lambda path: path.rpartition(".")[2], reverse=True)
+    return found
 
 
 def _labels(source: _core.EncodedPictures, given: Any) -> Any:

@@ -50,6 +50,7 @@ class RenamedReader final : public FieldReader {
     return reader_->shape_in_epoch(epoch, index);
   }
   [[nodiscard]] bool is_decoded() const noexcept override { return reader_->is_decoded(); }
+  [[nodiscard]] const JpegSource* jpegs() const noexcept override { return reader_->jpegs(); }
   void add_failures(FeedStatistics& statistics) const override { reader_->add_failures(statistics); }
   [[nodiscard]] const std::byte* address(std::uint64_t index) const noexcept override {
     return reader_->address(index);

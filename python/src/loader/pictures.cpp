@@ -124,15 +124,24 @@ DecodedPicture decode_by(nb::handle function, std::span<const std::byte> file) {
   });
 }
 
+PictureDecoderChoice decoder_named(const std::string& name) {
+  if (name == "host") return PictureDecoderChoice::host;
+  if (name == "device") return PictureDecoderChoice::device;
+  throw InvalidArgument("`decoder` is \"host\" or \"device\", not \"" + name + "\".");
+}
+
 FileField field(const LabelledPictures& source,
                 const std::vector<std::pair<std::string, Numbers>>& operations, bool bicubic,
                 std::uint64_t seed, bool channels_last, std::shared_ptr<PictureFailures> failures,
-                std::size_t cache_bytes, const nb::object& decode) {
+                std::size_t cache_bytes, const nb::object& decode, const std::string& decoder,
+                std::vector<std::string> libraries) {
   PictureOptions options{.operations = {},
                          .seed = seed,
                          .channels_first = !channels_last,
                          .bicubic = bicubic,
                          .cache_bytes = cache_bytes,
+                         .decoder = decoder_named(decoder),
+                         .device_libraries = std::move(libraries),
                          .failures = std::move(failures)};
   if (!decode.is_none()) {
     options.decode = [function = decode.ptr(), owner = keep_alive(decode)](std::span<const std::byte> file) {
@@ -173,7 +182,8 @@ void bind_pictures(nb::module_& module) {
   module.def("decoded_suffixes", &decoded_suffixes, "Of pictures that this build decodes.");
   module.def("picture_field", &field, nb::arg("source"), nb::arg("operations"), nb::arg("bicubic"),
              nb::arg("seed"), nb::arg("channels_last"), nb::arg("failures").none(),
-             nb::arg("cache_bytes") = 0, nb::arg("decode") = nb::none(),
+             nb::arg("cache_bytes") = 0, nb::arg("decode") = nb::none(), nb::arg("decoder") = "host",
+             nb::arg("libraries") = std::vector<std::string>(),
              "Decodes each picture when it is read: see read_pictures.");
 }
 

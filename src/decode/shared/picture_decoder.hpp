@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -54,6 +55,10 @@ class PictureDecoder {
 
   /// The stored size. Reads the header, and looks for the end. Throws PictureError.
   [[nodiscard]] PictureSize size(std::span<const std::byte> file);
+
+  /// The stored size, if the file is a JPEG that every decoder of JPEGs takes: whole, baseline, of one scan
+  /// and 8 bits, grey or YCbCr with common subsampling. Nullopt for other files, and for damaged ones.
+  [[nodiscard]] std::optional<PictureSize> baseline_jpeg(std::span<const std::byte> file);
 
   /// Writes the view's window to `target`, which has 3 bytes for each of its pixels. Throws PictureError,
   /// whatever the view, if the file is truncated; if other bytes are damaged, only if the view needs them.

@@ -2,6 +2,7 @@
 
 #include "device/cuda/cuda_context.hpp"
 #include "device/cuda/device_info.hpp"
+#include "device/cuda/jpeg_decoder.hpp"
 #include "device/cuda/kernels.hpp"
 #include "device/gather_rules.hpp"
 #include "device/order_rules.hpp"
@@ -367,6 +368,10 @@ class CudaBackend final : public Backend {
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
     check_order(request);
     kernels_.fill_order(request, as_stream(stream));
+  }
+
+  [[nodiscard]] std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) override {
+    return make_nvjpeg_decoder(*this, context_, kernels_, options);
   }
 
  private:

@@ -103,6 +103,37 @@ struct FillOrderArguments {
   uint32_t late_keys[kFillOrderRounds];
 };
 
+inline constexpr uint32_t kFlipHorizontally = 1;
+inline constexpr uint32_t kFlipVertically = 2;
+
+/// A decoded picture, red, green and blue of each pixel side by side, and what becomes of it: see
+/// penstock::JpegToRender.
+struct RenderedPicture {
+  const uint8_t* pixels;
+  void* destination;
+  uint64_t pitch;  ///< bytes from a row of pixels to the next
+  int32_t crop_left;
+  int32_t crop_top;
+  int32_t crop_width;
+  int32_t crop_height;
+  int32_t resized_width;
+  int32_t resized_height;
+  int32_t window_left;
+  int32_t window_top;
+  uint32_t flips;  ///< kFlipHorizontally, kFlipVertically
+  uint32_t unused;
+};
+
+/// For penstock_render, with a thread for each pixel of the windows.
+struct RenderArguments {
+  const RenderedPicture* pictures;
+  uint32_t count;
+  uint32_t width;  ///< of all windows
+  uint32_t height;
+  uint32_t channels_first;  ///< 0: the channels of a pixel lie side by side
+  uint32_t bicubic;         ///< 0: bilinear
+};
+
 struct OccupyArguments {
   uint64_t nanoseconds;
 };
@@ -113,5 +144,6 @@ inline constexpr unsigned kSplitSegment = 256;
 inline constexpr unsigned kSplitRows = 32;
 inline constexpr unsigned kSplitThreads = 128;
 inline constexpr unsigned kFillOrderThreads = 256;
+inline constexpr unsigned kRenderThreads = 256;
 
 }  // namespace penstock::cuda

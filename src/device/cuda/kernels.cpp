@@ -95,6 +95,7 @@ Kernels::Kernels(const PrimaryContext& context, unsigned multiprocessors)
     gather_widen_ = load("penstock_gather_widen");
     split_rows_ = load("penstock_split_rows");
     fill_order_ = load("penstock_fill_order");
+    render_ = load("penstock_render");
     occupy_ = load("penstock_occupy");
   } catch (...) {
     release(context_, context_.driver().module_unload, module_);
@@ -218,6 +219,12 @@ void Kernels::fill_order(const OrderRequest& request, Stream stream) const {
     std::ranges::copy(network.late_keys, arguments.late_keys);
   }
   launch(fill_order_, blocks, kFillOrderThreads, arguments, stream);
+}
+
+void Kernels::render(const RenderArguments& arguments, Stream stream) const {
+  const std::uint64_t pixels = std::uint64_t{arguments.count} * arguments.width * arguments.height;
+  launch(render_, static_cast<unsigned>(divide_up(pixels, kRenderThreads)), kRenderThreads, arguments,
+         stream);
 }
 
 void Kernels::occupy(std::uint64_t nanoseconds, Stream stream) const {

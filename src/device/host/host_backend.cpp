@@ -81,6 +81,7 @@ class HostBackend final : public Backend {
   void gather(const GatherRequest& request, StreamHandle stream) override;
   void split_rows(const SplitRequest& request, StreamHandle stream) override;
   void fill_order(const OrderRequest& request, StreamHandle stream) override;
+  [[nodiscard]] std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) override;
 
  private:
   /// What one end of a copy is, and the device that owns it if it is device memory. Memory of another process
@@ -517,6 +518,11 @@ void HostBackend::fill_order(const OrderRequest& request, StreamHandle stream) {
   require_reach(request.indices, request.run.count * sizeof *request.indices, true, "fill_order",
                 "list of indices");
   enqueue(target, OrderWork{request});
+}
+
+std::unique_ptr<JpegDecoder> HostBackend::make_jpeg_decoder(const JpegDecoderOptions& /*options*/) {
+  throw Unsupported(
+      fmt::format("{} decodes no pictures, since it is no GPU: have the host's threads decode.", info_.spec));
 }
 
 }  // namespace

@@ -153,6 +153,8 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
 
 inline unsigned __float_as_uint(float value) {
   unsigned bits = 0;
