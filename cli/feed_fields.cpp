@@ -6,6 +6,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+#include <map>
 #include <utility>
 
 namespace penstock::cli {
@@ -15,101 +18,58 @@ namespace {
 /// The parts of "images=float16". Without a field it is for all fields.
 struct FieldType {
   std::string field;
-  std::string name;
+  DType type = DType::uint8;
 };
 
 FieldType parse_field_type(const std::string& text) {
   const std::size_t at = text.find('=');
-  FieldType type =
-      at == std::string::npos ? FieldType{{}, text} : FieldType{text.substr(0, at), text.substr(at + 1)};
-  if (type.name.empty() || at == 0) {
-    throw UsageError(fmt::format("--to {}: expected TYPE or FIELD=TYPE.", text));
-  }
-  return type;
-}
-
-DType parse_type(const std::string& name) {
+  const std::string name = at == std::string::npos ? text : text.substr(at + 1);
+  if (name.empty() || at == 0) throw UsageError(fmt::format("--to {}: expected TYPE or FIELD=TYPE.", text));
   try {
-    return parse_dtype(name);
+    return {at == std::string::npos ? "" : text.substr(0, at), parse_dtype(name)};
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--to: {}", error.what()));
   }
 }
 
-std::size_t find_field(const Dataset& dataset, const std::string& name) {
-  try {
-    return dataset.field_index(name);
-  } catch (const InvalidArgument& error) {
-    throw UsageError(fmt::format("--to: {}", error.what()));
+std::string fields_text(const Dataset& dataset) {
+  std::string text;
+  for (std::size_t i = 0; i < dataset.field_count(); ++i) {
+    const Field& field = dataset.field(i);
+    text += fmt::format("{}{} is {} {}", i == 0 ? ": " : ", ", field.name, dtype_name(field.dtype),
+                        format_shape(field.shape));
   }
+  return text;
 }
 
-class Fields {
- public:
-  explicit Fields(const Dataset& dataset) : dataset_(dataset), options_(dataset.field_count()) {
-    for (std::size_t i = 0; i < options_.size(); ++i) options_[i].name = dataset.field(i).name;
+/// The fields that can become that, scalars aside.
+std::vector<std::string> fields_for(const Dataset& dataset, DType type) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < dataset.field_count(); ++i) {
+    const Field& field = dataset.field(i);
+    if (!field.shape.empty() && can_widen(field.dtype, type)) names.push_back(field.name);
   }
-
-  void convert_all(const std::string& name) {
-    const DType type = parse_type(name);
-    bool any = false;
-    for (std::size_t i = 0; i < options_.size(); ++i) {
-      const Field& field = dataset_.field(i);
-      if (field.shape.empty() || !can_widen(field.dtype, type)) continue;
-      options_[i].to = type;
-      any = true;
-    }
-    if (!any) {
-      throw UsageError(fmt::format("--to {}: no field can become that without loss, scalars aside{}.", name,
-                                   fields_text()));
-    }
-  }
-
-  void convert(std::size_t field, const std::string& name) {
-    const DType type = parse_type(name);
-    const Field& stored = dataset_.field(field);
-    if (!can_widen(stored.dtype, type)) {
-      throw UsageError(fmt::format("--to {}={}: {} cannot become {} without loss.", stored.name, name,
-                                   dtype_name(stored.dtype), name));
-    }
-    options_[field].to = type;
-  }
-
-  [[nodiscard]] std::vector<FieldOptions> take() {
-    std::erase_if(options_, [](const FieldOptions& field) { return !field.to; });
-    return std::move(options_);
-  }
-
- private:
-  [[nodiscard]] std::string fields_text() const {
-    std::string text;
-    for (std::size_t i = 0; i < dataset_.field_count(); ++i) {
-      const Field& field = dataset_.field(i);
-      text += fmt::format("{}{} is {} {}", i == 0 ? ": " : ", ", field.name, dtype_name(field.dtype),
-                          format_shape(field.shape));
-    }
-    return text;
-  }
-
-  const Dataset& dataset_;
-  std::vector<FieldOptions> options_;
-};
+  if (!names.empty()) return names;
+  throw UsageError(fmt::format("--to {}: no field can become that without loss, scalars aside{}.",
+                               dtype_name(type), fields_text(dataset)));
+}
 
 }  // namespace
 
 std::vector<FieldOptions> field_options(const Dataset& dataset, const std::vector<std::string>& to) {
-  std::vector<FieldType> types;
-  types.reserve(to.size());
-  for (const std::string& text : to) types.push_back(parse_field_type(text));
-  Fields fields(dataset);
-  // Types for all fields come first, so that those for one field take precedence.
-  for (const FieldType& type : types) {
-    if (type.field.empty()) fields.convert_all(type.name);
+  std::vector<FieldType> wishes;
+  std::ranges::transform(to, std::back_inserter(wishes), parse_field_type);
+  std::map<std::string, DType> types;
+  for (const FieldType& wish : wishes) {
+    if (!wish.field.empty()) continue;
+    for (const std::string& field : fields_for(dataset, wish.type)) types[field] = wish.type;
   }
-  for (const FieldType& type : types) {
-    if (!type.field.empty()) fields.convert(find_field(dataset, type.field), type.name);
+  for (const FieldType& wish : wishes) {
+    if (!wish.field.empty()) types[wish.field] = wish.type;
   }
-  return fields.take();
+  std::vector<FieldOptions> options;
+  for (const auto& [field, type] : types) options.push_back({.name = field, .to = type});
+  return options;
 }
 
 }  // namespace penstock::cli

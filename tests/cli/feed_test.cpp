@@ -322,7 +322,8 @@ TEST_F(Feed, RefusesWrongUseWithOneLineAndStatusTwo) {
   expect_complaint({"--step-ms", "-1"}, 2, "--step-ms");
   expect_complaint({"--budget", "much"}, 2, "not a size");
   expect_complaint({"--to", "abacus"}, 2, "abacus");
-  expect_complaint({"--to", "pictures=float32"}, 2, "pictures");
+  expect_complaint({"--to", "pictures=float32"}, 2, "no field 'pictures'; it has: images, labels");
+  expect_complaint({"--to", "images=int8"}, 2, "'images' is stored as uint8 and cannot be delivered as int8");
   expect_complaint({"--residency", "most"}, 2, "most");
   expect_complaint({"--gather", "pigeon"}, 2, "pigeon");
   const CommandResult none = command.run({"feed"});
