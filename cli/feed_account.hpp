@@ -57,6 +57,9 @@ struct FeedAccount {
 /// The account for people: epochs, figures, and at the end the sentence.
 [[nodiscard]] std::string feed_text(const FeedAccount& account);
 
+/// A row for each epoch.
+[[nodiscard]] Table epoch_table(const FeedAccount& account);
+
 /// "33.4 %", as FeedStatistics prints its shares.
 [[nodiscard]] std::string percent_text(double share);
 

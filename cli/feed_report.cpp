@@ -79,22 +79,6 @@ std::string tiles(const FeedAccount& account) {
   return html;
 }
 
-std::string epochs_table(const FeedAccount& account) {
-  std::string html =
-      "<table class=\"numbers\"><thead><tr><th>epoch</th><th>samples</th><th>seconds</th><th>samples/s</th>"
-      "<th>link GB/s</th><th>delivered GB/s</th><th>waiting</th><th>sets the pace</th></tr></thead><tbody>\n";
-  for (const FeedEpoch& epoch : account.epochs) {
-    const FeedStatistics& s = epoch.statistics;
-    html += fmt::format(
-        "<tr><th>{}{}</th><td>{}</td><td>{:.3f}</td><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{}</td>"
-        "<td>{}</td></tr>\n",
-        epoch.epoch + 1, epoch.complete ? "" : " (cut short)", count_text(s.samples), s.seconds,
-        rate_text(s.samples_per_second()), s.link_gbps(), s.delivered_gbps(), percent_text(s.stall_share()),
-        feed_limit_label(s.limited_by()));
-  }
-  return html + "</tbody></table>";
-}
-
 /// The lines that FeedStatistics prints, each with the help of its figures.
 std::string figure_rows(const FeedStatistics& statistics) {
   std::string html;
@@ -271,7 +255,7 @@ std::string feed_report(const FeedAccount& account) {
                  {"command", command_html(account.options.command_line)},
                  {"notes", notes(account)},
                  {"tiles", tiles(account)},
-                 {"epochs", epochs_table(account)},
+                 {"epochs", table_html(epoch_table(account).rows())},
                  {"account", account_table(account)},
                  {"fields", fields},
                  {"options", options_table(account)},

@@ -13,20 +13,6 @@ namespace penstock::cli {
 
 namespace {
 
-std::string epoch_table(const FeedAccount& account) {
-  Table table({"epoch", "samples", "seconds", "samples/s", "link GB/s", "delivered GB/s", "waiting",
-               "sets the pace"});
-  for (const FeedEpoch& epoch : account.epochs) {
-    const FeedStatistics& s = epoch.statistics;
-    table.add({fmt::format("{}{}", epoch.epoch + 1, epoch.complete ? "" : " (cut short)"),
-               std::to_string(s.samples), fmt::format("{:.3f}", s.seconds),
-               fmt::format("{:.0f}", s.samples_per_second()), format_rate(s.link_gbps() * kGB),
-               format_rate(s.delivered_gbps() * kGB), percent_text(s.stall_share()),
-               std::string(feed_limit_label(s.limited_by()))});
-  }
-  return table.text();
-}
-
 std::string verify_text(const FeedAccount& account) {
   if (!account.options.verify) return {};
   const VerifyAccount& compared = account.compared;
@@ -40,6 +26,20 @@ std::string verify_text(const FeedAccount& account) {
 }
 
 }  // namespace
+
+Table epoch_table(const FeedAccount& account) {
+  Table table({"epoch", "samples", "seconds", "samples/s", "link GB/s", "delivered GB/s", "waiting",
+               "sets the pace"});
+  for (const FeedEpoch& epoch : account.epochs) {
+    const FeedStatistics& s = epoch.statistics;
+    table.add({fmt::format("{}{}", epoch.epoch + 1, epoch.complete ? "" : " (cut short)"),
+               std::to_string(s.samples), fmt::format("{:.3f}", s.seconds),
+               fmt::format("{:.0f}", s.samples_per_second()), format_rate(s.link_gbps() * kGB),
+               format_rate(s.delivered_gbps() * kGB), percent_text(s.stall_share()),
+               std::string(feed_limit_label(s.limited_by()))});
+  }
+  return table;
+}
 
 std::string percent_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
@@ -84,7 +84,7 @@ std::string feed_text(const FeedAccount& account) {
   std::ostringstream total;
   total << account.total;
   const std::string advice = step_advice(account);
-  return epoch_table(account) + "\n" + verify_text(account) + total.str() +
+  return epoch_table(account).text() + "\n" + verify_text(account) + total.str() +
          (advice.empty() ? "" : advice + "\n");
 }
 

@@ -12,6 +12,9 @@ namespace penstock::cli {
 /// The same, in which each number stays with its unit in one line, and `commands` stand out.
 [[nodiscard]] std::string prose(std::string_view text);
 
+/// A table of texts, which are escaped. The first row and the first column are heads.
+[[nodiscard]] std::string table_html(const std::vector<std::vector<std::string>>& rows);
+
 /// Replaces each {{name}} of the page's text by its part. The parts themselves are not searched.
 [[nodiscard]] std::string filled(std::string_view page,
                                  const std::vector<std::pair<std::string_view, std::string>>& parts);

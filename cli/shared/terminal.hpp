@@ -25,6 +25,8 @@ class Table {
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
   /// As many cells as the header has; missing ones are empty.
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  /// The header first.
+  [[nodiscard]] const std::vector<std::vector<std::string>>& rows() const noexcept { return rows_; }
   /// Lines, each with its newline; a rule below the header.
   [[nodiscard]] std::string text() const;
 

@@ -189,27 +189,25 @@ std::string not_examined_html(Reports reports) {
   return html + "</ul>\n";
 }
 
-std::string rows_html(std::span<const FindingPlace> places) {
-  std::string html;
-  for (const FindingPlace& place : places) {
-    html += fmt::format("<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-                        escaped(printable(place_name(place))), place.count,
-                        place.bytes > 0 ? format_bytes(place.bytes) : "", prose(seconds_text(place.seconds)));
-  }
-  return html;
-}
-
 std::string whole_run_html(const WholeRunReport& report, const std::string& of_drawn) {
   constexpr std::size_t kMostLines = 200;
   const std::size_t lines = std::min(kMostLines, report.lines.size());
   const std::size_t more = report.lines.size() - lines;
+  std::vector<std::vector<std::string>> rows{{"", "count", "bytes", "time"}};
+  const auto add = [&rows](std::span<const FindingPlace> places) {
+    for (const FindingPlace& place : places) {
+      rows.push_back({printable(place_name(place)), std::to_string(place.count),
+                      place.bytes > 0 ? format_bytes(place.bytes) : "", seconds_text(place.seconds)});
+    }
+  };
+  add(report.devices);
+  add(std::span(report.lines).first(lines));
+  add(report.others);
   return fmt::format(
       "<section>\n<h2>The whole run{}</h2>\n<p class=\"explain\">{} This counts all of it.{}</p>\n"
-      "<div class=\"scroll\"><table class=\"numbers\"><thead><tr><th></th><th>count</th><th>bytes</th>"
-      "<th>time</th></tr></thead><tbody>\n{}{}{}</tbody></table></div>\n</section>\n",
+      "<div class=\"scroll\">{}</div>\n</section>\n",
       of_drawn, prose(coverage_text(report)),
-      more > 0 ? fmt::format(" {} more lines are not shown.", more) : "", rows_html(report.devices),
-      rows_html(std::span(report.lines).first(lines)), rows_html(report.others));
+      more > 0 ? fmt::format(" {} more lines are not shown.", more) : "", table_html(rows));
 }
 
 /// "Kernels run in 51.1 % of a step of 2.35 ms." Processes may have steps of other lengths.
@@ -327,17 +325,13 @@ std::string copies_table(const std::vector<CopyRate>& rates) {
     sum.seconds += rate.seconds;
   }
   if (sums.empty()) return "<p>There are no copies between host and GPU.</p>";
-  std::string html =
-      "<table class=\"numbers\"><thead><tr><th></th><th>copies</th><th>bytes</th><th>time</th><th>rate</th>"
-      "<th>slowest</th><th>fastest</th></tr></thead><tbody>\n";
+  std::vector<std::vector<std::string>> rows{{"", "copies", "bytes", "time", "rate", "slowest", "fastest"}};
   for (const auto& [name, sum] : sums) {
-    html += fmt::format(
-        "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n", name,
-        sum.count, format_bytes(sum.bytes), format_seconds(sum.seconds),
-        format_gbps(static_cast<double>(sum.bytes) / sum.seconds), format_gbps(sum.slowest),
-        format_gbps(sum.fastest));
+    rows.push_back({name, std::to_string(sum.count), format_bytes(sum.bytes), format_seconds(sum.seconds),
+                    format_gbps(static_cast<double>(sum.bytes) / sum.seconds), format_gbps(sum.slowest),
+                    format_gbps(sum.fastest)});
   }
-  return html + "</tbody></table>";
+  return table_html(rows);
 }
 
 Json link_json(const std::vector<CopyRate>& rates, const LinkProfile* profile, double ceiling) {
