@@ -13,11 +13,12 @@ struct ProgramStart {
   std::vector<std::string> variables;  ///< "NAME=value", before those of this process
   bool quiet = false;                  ///< what it prints goes to standard error
   bool holds_interrupt = false;        ///< SIGINT waits until the program unblocks it
+  int output = -1;  ///< a descriptor for all that it prints; its complaints are lost, and it reads nothing
 };
 
 /// What to say if the program cannot be started.
 struct StartHints {
-  std::string missing;       ///< the PATH has no such program
+  std::string missing = "";  ///< the PATH has no such program
   std::string instead = "";  ///< a command that may work if its file cannot be run, if there is one
 };
 

@@ -1,9 +1,12 @@
 #include "doctor/command/code_reader.hpp"
 
+#include "cli/shared/run_program.hpp"
+
+#include <penstock/core/error.hpp>
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,8 +18,6 @@
 #include <sstream>
 #include <string_view>
 #include <utility>
-
-extern char** environ;
 
 namespace penstock::cli {
 
@@ -33,24 +34,11 @@ class Asked {
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) return;
     output_ = ends[0];
-    posix_spawn_file_actions_t actions{};
-    ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    ::posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    std::vector<char*> argv;
-    argv.reserve(words.size() + 1);
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    // Debug information would be fetched from a server otherwise.
-    std::string no_server = "DEBUGINFOD_URLS=";
-    std::vector<char*> envp{no_server.data()};
-    for (char** variable = environ; *variable != nullptr; ++variable) {
-      if (!std::string_view(*variable).starts_with(no_server)) envp.push_back(*variable);
+    try {
+      // Debug information would be fetched from a server otherwise.
+      process_ = start_program(std::move(words), {.variables = {"DEBUGINFOD_URLS="}, .output = ends[1]}, {});
+    } catch (const Error&) {  // it is not installed
     }
-    envp.push_back(nullptr);
-    if (::posix_spawnp(&process_, argv[0], &actions, nullptr, argv.data(), envp.data()) != 0) process_ = -1;
-    ::posix_spawn_file_actions_destroy(&actions);
     ::close(ends[1]);
   }
   ~Asked() {
