@@ -344,16 +344,9 @@ class RecordingParser {
         const auto to = cupti_direction(record.detail);
         if (record.device >= kMostRecordedDevices || record.bytes > std::uint64_t{1} << 60) return false;
         if (to) {
-          TimelineCopy copy;
-          copy.time = own;
-          copy.bytes = record.bytes;
-          copy.correlation = record.correlation;
-          copy.stream = record.stream;
-          copy.device = record.device;
-          copy.direction = *to;
-          copy.source = cupti_memory_kind(record.extra & 0xFFu);
-          copy.destination = cupti_memory_kind(record.extra >> 8u);
-          timeline.copies.push_back(copy);
+          timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
+                                     cupti_memory_kind(record.extra & 0xFFu),
+                                     cupti_memory_kind(record.extra >> 8u)});
         }
         return true;
       }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace penstock::recorder {
@@ -22,16 +23,12 @@ std::uint8_t known(long node) noexcept {
 long number_in(const char* path) noexcept {
   const int file = ::open(path, O_RDONLY | O_CLOEXEC);
   if (file < 0) return -1;
-  char text[32];
-  const ssize_t got = ::read(file, text, sizeof text);
+  char text[32] = {};
+  const ssize_t got = ::read(file, text, sizeof text - 1);
   ::close(file);
-  long number = 0;
-  for (ssize_t i = 0; i < got; ++i) {
-    if (text[i] == '\n') return i > 0 ? number : -1;
-    if (text[i] < '0' || text[i] > '9' || number > kMostNodes) return -1;
-    number = number * 10 + (text[i] - '0');
-  }
-  return -1;
+  char* end = text;
+  const long number = got > 0 ? std::strtol(text, &end, 10) : -1;
+  return end != text && *end == '\n' ? number : -1;
 }
 
 }  // namespace

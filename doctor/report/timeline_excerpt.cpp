@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -176,12 +177,9 @@ class ExcerptMaker {
       if (shown && is_within(span.time, excerpt_.window))
         lanes_of(span.thread).first.bars.push_back(bar(span.time, "next() of the DataLoader"));
     }
-    for (auto& [thread, lanes] : threads) {
-      if (shown_threads_ == options_.most_threads) {
-        ++excerpt_.threads_left_out;
-        continue;
-      }
-      ++shown_threads_;
+    const std::size_t shown = std::min(threads.size(), options_.most_threads);
+    excerpt_.threads_left_out = threads.size() - shown;
+    for (auto& [thread, lanes] : std::views::take(threads, static_cast<std::ptrdiff_t>(shown))) {
       excerpt_.lanes.push_back(std::move(lanes.first));
       excerpt_.lanes.push_back(std::move(lanes.second));
     }
@@ -280,7 +278,6 @@ class ExcerptMaker {
   TimelineExcerpt excerpt_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> places_;
   std::map<std::string, std::size_t> texts_;  ///< frames with other callers have the same
-  std::size_t shown_threads_ = 0;
 };
 
 }  // namespace

@@ -3,11 +3,20 @@
 #include "doctor/rules/rule_tools.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace penstock {
 
 namespace {
+
+/// The spans of the copies, which `span_of` gives, in a list.
+template <typename SpanOf>
+SpanList spans_of(const std::vector<ViewedCopy>& copies, const SpanOf& span_of) {
+  std::vector<TimeSpan> spans;
+  std::ranges::transform(copies, std::back_inserter(spans), span_of);
+  return span_list(std::move(spans));
+}
 
 /// Empty if the span is outside the window.
 TimeSpan part_in_window(const DeviceView& view, TimeSpan span) {
@@ -33,36 +42,31 @@ TimeSpan gap_behind(const DeviceView& view, const ViewedCopy& viewed) {
   return {begin, std::clamp(end, begin, begin + longest_gap(view, viewed))};
 }
 
-double unexplained(const DeviceView& view, std::vector<TimeSpan> gaps) {
+double unexplained(const DeviceView& view, const SpanList& gaps) {
   SpanList own_work;
   for (const QuietTime& quiet : view.own_work) append_span(own_work, quiet.time);
-  return view.account.per_step(uncovered(subtract(span_list(std::move(gaps)), own_work), view.explained));
+  return view.account.per_step(uncovered(subtract(gaps, own_work), view.explained));
+}
+
+SpanList gaps_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  return spans_of(copies, [&view](const ViewedCopy& viewed) { return gap_before(view, viewed); });
 }
 
 }  // namespace
 
 double exposed_seconds(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> spans;
-  spans.reserve(copies.size());
-  for (const ViewedCopy& viewed : copies) spans.push_back(viewed.copy->time);
-  return view.account.per_step(uncovered(span_list(std::move(spans)), view.kernels));
+  const SpanList times = spans_of(copies, [](const ViewedCopy& viewed) { return viewed.copy->time; });
+  return view.account.per_step(uncovered(times, view.kernels));
 }
 
 double idle_before(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> gaps;
-  gaps.reserve(copies.size());
-  for (const ViewedCopy& viewed : copies) gaps.push_back(gap_before(view, viewed));
-  return unexplained(view, std::move(gaps));
+  return unexplained(view, gaps_before(view, copies));
 }
 
 double idle_around(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> gaps;
-  gaps.reserve(2 * copies.size());
-  for (const ViewedCopy& viewed : copies) {
-    gaps.push_back(gap_before(view, viewed));
-    gaps.push_back(gap_behind(view, viewed));
-  }
-  return unexplained(view, std::move(gaps));
+  return unexplained(
+      view, merge(gaps_before(view, copies),
+                  spans_of(copies, [&view](const ViewedCopy& viewed) { return gap_behind(view, viewed); })));
 }
 
 TimeSpan wait_for(const DeviceView& view, const ViewedCopy& viewed) {
@@ -75,27 +79,19 @@ TimeSpan wait_for(const DeviceView& view, const ViewedCopy& viewed) {
 }
 
 WaitsForCopies waits_for(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> all;  // one call may make many copies
-  std::vector<TimeSpan> before;
-  for (const ViewedCopy& viewed : copies) {
+  const auto all = spans_of(copies, [&view](const ViewedCopy& viewed) { return wait_for(view, viewed); });
+  const auto before = spans_of(copies, [&view](const ViewedCopy& viewed) {
     const TimeSpan wait = wait_for(view, viewed);
-    all.push_back(wait);
-    before.push_back({wait.begin, std::clamp(viewed.copy->time.begin, wait.begin, wait.end)});
-  }
-  const auto seconds = [&view](std::vector<TimeSpan>& waits) {
-    return view.account.per_step(total_length(span_list(std::move(waits))));
-  };
-  return {seconds(all), seconds(before)};
+    return TimeSpan{wait.begin, std::clamp(viewed.copy->time.begin, wait.begin, wait.end)};
+  });
+  return {view.account.per_step(total_length(all)), view.account.per_step(total_length(before))};
 }
 
 double taken_seconds(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::vector<TimeSpan> spans;
-  spans.reserve(2 * copies.size());
-  for (const ViewedCopy& viewed : copies) {
-    spans.push_back(part_in_window(view, viewed.copy->time));
-    spans.push_back(wait_for(view, viewed));
-  }
-  return view.account.per_step(total_length(span_list(std::move(spans))));
+  const auto waits = spans_of(copies, [&view](const ViewedCopy& viewed) { return wait_for(view, viewed); });
+  const auto times =
+      spans_of(copies, [&view](const ViewedCopy& viewed) { return part_in_window(view, viewed.copy->time); });
+  return view.account.per_step(total_length(merge(waits, times)));
 }
 
 double most_without_waits(const DeviceView& view, double exposed, double waited) {

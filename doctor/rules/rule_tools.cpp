@@ -151,8 +151,7 @@ const TimelineWidening* widening_around(const DeviceView& view, const KnownCall&
 
 std::size_t step_at(const DeviceView& view, TraceTime time) {
   const auto& steps = view.timeline.steps;
-  const auto after = std::partition_point(steps.begin(), steps.end(),
-                                          [time](const TimeSpan& step) { return step.begin <= time; });
+  const auto after = std::ranges::upper_bound(steps, time, {}, &TimeSpan::begin);
   return static_cast<std::size_t>(std::max<std::ptrdiff_t>(after - steps.begin() - 1, 0));
 }
 

@@ -14,16 +14,13 @@ struct LaunchingThread {
 
   /// When it calls next.
   [[nodiscard]] TraceTime call_after(TraceTime time) const {
-    const auto next = std::ranges::partition_point(
-        calls, [time](const TimelineCall& call) { return call.time.begin < time; });
+    const auto begin = [](const TimelineCall& call) { return call.time.begin; };
+    const auto next = std::ranges::lower_bound(calls, time, {}, begin);
     return next == calls.end() ? std::numeric_limits<TraceTime>::max() : next->time.begin;
   }
   [[nodiscard]] std::span<const TimelineLook> looks_in(TimeSpan span) const {
-    const auto from = [this](TraceTime time) {
-      return std::ranges::partition_point(looks,
-                                          [time](const TimelineLook& look) { return look.time < time; });
-    };
-    return {from(span.begin), from(span.end)};
+    return {std::ranges::lower_bound(looks, span.begin, {}, &TimelineLook::time),
+            std::ranges::lower_bound(looks, span.end, {}, &TimelineLook::time)};
   }
 };
 

@@ -16,11 +16,8 @@ inline constexpr TraceTime kQuiet = 1'000'000;
 /// `records` are in the order of their threads.
 template <typename Record>
 std::span<const Record> of_thread(const std::vector<Record>& records, std::size_t thread) {
-  const auto from = [&records](std::size_t number) {
-    return std::ranges::partition_point(records,
-                                        [number](const Record& record) { return record.thread < number; });
-  };
-  return {from(thread), from(thread + 1)};
+  return {std::ranges::lower_bound(records, thread, {}, &Record::thread),
+          std::ranges::upper_bound(records, thread, {}, &Record::thread)};
 }
 
 /// A time in which no thread that launches kernels is in a call or waits for a loader.

@@ -79,8 +79,7 @@ SpanIndex::SpanIndex(SpanList spans) : spans_(std::move(spans)) {
 }
 
 TraceTime SpanIndex::covered_until(TraceTime time) const noexcept {
-  const auto after = std::partition_point(spans_.begin(), spans_.end(),
-                                          [time](const TimeSpan& span) { return span.begin < time; });
+  const auto after = std::ranges::lower_bound(spans_, time, {}, &TimeSpan::begin);
   if (after == spans_.begin()) return 0;
   const auto last = after - 1;
   return before_[static_cast<std::size_t>(last - spans_.begin())] + std::min(time, last->end) - last->begin;
@@ -91,14 +90,12 @@ TraceTime SpanIndex::covered(TimeSpan span) const noexcept {
 }
 
 TraceTime SpanIndex::end_before(TraceTime time, TraceTime fallback) const noexcept {
-  const auto after = std::partition_point(spans_.begin(), spans_.end(),
-                                          [time](const TimeSpan& span) { return span.begin < time; });
+  const auto after = std::ranges::lower_bound(spans_, time, {}, &TimeSpan::begin);
   return after == spans_.begin() ? fallback : (after - 1)->end;
 }
 
 TraceTime SpanIndex::begin_after(TraceTime time, TraceTime fallback) const noexcept {
-  const auto after = std::partition_point(spans_.begin(), spans_.end(),
-                                          [time](const TimeSpan& span) { return span.end <= time; });
+  const auto after = std::ranges::upper_bound(spans_, time, {}, &TimeSpan::end);
   return after == spans_.end() ? fallback : after->begin;
 }
 
