@@ -14,8 +14,10 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -47,6 +49,29 @@ TimelineBuilder steps(const std::function<void(TimelineBuilder&, std::int64_t)>&
   return builder;
 }
 
+/// A copy in each step.
+struct Copy {
+  struct Times {
+    std::int64_t called, returned, begin, end;
+  } at;  ///< us from the beginning of the step
+  std::uint64_t bytes = kMiB4;
+  MemoryKind kind = MemoryKind::pinned;
+  std::uint32_t stream = 7;
+  CopyDirection direction = CopyDirection::h2d;
+  std::optional<std::pair<std::int64_t, std::int64_t>> waits = std::nullopt;  ///< a synchronization behind it
+};
+/// Steps of these copies alone, before the kernel.
+TimelineBuilder copying(const std::vector<Copy>& copies, std::int64_t kernel) {
+  return steps(
+      [&copies](TimelineBuilder& b, std::int64_t t) {
+        for (const auto& [at, bytes, kind, stream, direction, waits] : copies) {
+          b.copy(direction, kind, bytes, t + at.called, t + at.returned, t + at.begin, t + at.end, stream);
+          if (waits) b.call(CallKind::stream_synchronize, t + waits->first, t + waits->second);
+        }
+      },
+      kernel);
+}
+
 Diagnosis diagnose(const TimelineBuilder& builder, const LinkProfile* profile = nullptr) {
   return diagnose_timeline(builder.sorted(), profile);
 }
@@ -55,6 +80,14 @@ Finding only_finding(const TimelineBuilder& builder, const LinkProfile* profile 
   const Diagnosis diagnosis = diagnose(builder, profile);
   EXPECT_THAT(diagnosis.findings, SizeIs(1)) << ::testing::PrintToString(ids(diagnosis));
   return diagnosis.findings.empty() ? Finding{} : diagnosis.findings[0];
+}
+
+/// The finding of that rule; one without an id if there is none.
+Finding found(const char* id, const TimelineBuilder& builder, const LinkProfile* profile = nullptr) {
+  for (const Finding& finding : diagnose(builder, profile).findings) {
+    if (finding.id == id) return finding;
+  }
+  return {};
 }
 
 void expect_gain(const Finding& finding, double low, double high) {
@@ -143,11 +176,8 @@ TEST(Findings, PredictPinnedCopiesFromTheBestOfThem) {
 }
 
 TEST(Findings, CallAPageableCopyThatKernelsHideNothing) {
-  TimelineBuilder builder = steps(
-      [](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t + 100, t + 499, t + 100, t + 500, 20);
-      },
-      10);
+  TimelineBuilder builder =
+      copying({{.at = {100, 499, 100, 500}, .kind = MemoryKind::pageable, .stream = 20}}, 10);
   const Finding finding = only_finding(builder);
   EXPECT_EQ(finding.id, "pageable-copies");
   EXPECT_EQ(finding.severity, Severity::note);
@@ -185,12 +215,7 @@ TEST(Findings, CopiesGainNoMoreThanTheyTake) {
 
 TEST(Findings, CopiesThatNothingHidesGainNoLongerGapsThanThemselves) {
   const auto gained = [](std::int64_t late) {
-    TimelineBuilder builder = steps(
-        [late](TimelineBuilder& b, std::int64_t t) {
-          b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + late, t + late + 2, t + late + 4,
-                 t + late + 104);
-        },
-        700);
+    TimelineBuilder builder = copying({{.at = {late, late + 2, late + 4, late + 104}}}, 700);
     return only_finding(builder).gain.high / kUs;
   };
   EXPECT_NEAR(gained(500), 100 + 100 + 96, 1e-3) << "the host was late for other reasons";
@@ -198,11 +223,8 @@ TEST(Findings, CopiesThatNothingHidesGainNoLongerGapsThanThemselves) {
 }
 
 TEST(Findings, LeaveSmallPageableCopiesAlone) {
-  TimelineBuilder builder = steps(
-      [](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::h2d, MemoryKind::pageable, 64 << 10, t + 1, t + 3, t + 2, t + 8);
-      },
-      10);
+  TimelineBuilder builder =
+      copying({{.at = {1, 3, 2, 8}, .bytes = 64 << 10, .kind = MemoryKind::pageable}}, 10);
   EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
@@ -249,23 +271,14 @@ TimelineBuilder pinned_copies_and_waits(std::string_view copied, std::string_vie
 }
 
 TEST(Findings, TellTheWaitForEarlierWorkFromThatForTheCopy) {
-  TimelineBuilder builder = steps(
-      [](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 74, t + 104);
-        b.call(CallKind::stream_synchronize, t + 4, t + 105);
-      },
-      155);
+  TimelineBuilder builder = copying({{.at = {2, 4, 74, 104}, .waits = {{4, 105}}}}, 155);
   EXPECT_THAT(only_finding(builder).text,
               HasSubstr("It waits 101 µs, of that 70.0 µs for earlier work before"));
 }
 
 TEST(Findings, TellTheWaitForPageableCopiesFromTheirTime) {
-  TimelineBuilder builder = steps(
-      [](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t + 2, t + 402, t + 52, t + 402);
-        b.call(CallKind::stream_synchronize, t + 402, t + 403);
-      },
-      410);
+  TimelineBuilder builder =
+      copying({{.at = {2, 402, 52, 402}, .kind = MemoryKind::pageable, .waits = {{402, 403}}}}, 410);
   EXPECT_THAT(only_finding(builder).text,
               HasSubstr("The host waits 401 µs for them, of that 50.0 µs before they begin."));
 }
@@ -502,21 +515,13 @@ TEST(Findings, TellCompiledProgramsAStreamThatDoesNotWait) {
 TEST(Findings, HideNoMoreThanThereAreKernels) {
   // A step of 1000 us with a kernel of 100: no more than 100 of the copy's 880 can be hidden. The GPU idles
   // for 10 before it and for 10 after it.
-  TimelineBuilder builder = steps(
-      [](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 10, t + 890);
-      },
-      900);
+  TimelineBuilder builder = copying({{.at = {2, 4, 10, 890}}}, 900);
   expect_gain(only_finding(builder), 50, 120);
 }
 
 TEST(Findings, LeaveCopiesAloneThatAreExposedForLessThanATwentieth) {
   const auto exposed = [](std::int64_t took) {
-    return ids(diagnose(steps(
-        [took](TimelineBuilder& b, std::int64_t t) {
-          b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 4, t + 4 + took);
-        },
-        120)));
+    return ids(diagnose(copying({{.at = {2, 4, 4, 4 + took}}}, 120)));
   };
   EXPECT_THAT(exposed(50), ElementsAre("exposed-copies"));
   EXPECT_THAT(exposed(49), IsEmpty());
@@ -524,12 +529,7 @@ TEST(Findings, LeaveCopiesAloneThatAreExposedForLessThanATwentieth) {
 
 TEST(Findings, NameBlockingCopiesWhoseWaitsFollowAtOnce) {
   const auto waiting = [](std::int64_t later) {
-    return ids(diagnose(steps(
-        [later](TimelineBuilder& b, std::int64_t t) {
-          b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 2, t + 4, t + 4, t + 104);
-          b.call(CallKind::stream_synchronize, t + 4 + later, t + 105);
-        },
-        155)));
+    return ids(diagnose(copying({{.at = {2, 4, 4, 104}, .waits = {{4 + later, 105}}}}, 155)));
   };
   EXPECT_THAT(waiting(10), Contains("blocking-copies"));
   EXPECT_THAT(waiting(11), Not(Contains("blocking-copies")));
@@ -537,13 +537,7 @@ TEST(Findings, NameBlockingCopiesWhoseWaitsFollowAtOnce) {
 
 TEST(Findings, TakeARateOnlyFromLargeCopies) {
   const auto rate = [](std::uint64_t bytes) {
-    return diagnose(steps(
-                        [bytes](TimelineBuilder& b, std::int64_t t) {
-                          b.copy(CopyDirection::h2d, MemoryKind::pinned, bytes, t + 3, t + 5, t + 300,
-                                 t + 380, 20);
-                        },
-                        200))
-        .h2d_ceiling;
+    return diagnose(copying({{.at = {3, 5, 300, 380}, .bytes = bytes, .stream = 20}}, 200)).h2d_ceiling;
   };
   EXPECT_NEAR(rate(1 << 20), (1 << 20) / 80e-6, 1);
   EXPECT_EQ(rate((1 << 20) - 1), 0);
@@ -749,13 +743,9 @@ TEST(Findings, LeaveSmallDataThatIsSentAgainAlone) {
 
 /// A copy to the host in each step, and then one of `bytes` back.
 TimelineBuilder round_trips(std::uint64_t bytes, std::int64_t back) {
-  return steps(
-      [=](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t + 10, t + 12, t + 20, t + 30);
-        b.copy(CopyDirection::h2d, MemoryKind::pinned, bytes, t + back - 8, t + back - 6, t + back,
-               t + back + 10);
-      },
-      60);
+  return copying({{.at = {10, 12, 20, 30}, .direction = CopyDirection::d2h},
+                  {.at = {back - 8, back - 6, back, back + 10}, .bytes = bytes}},
+                 60);
 }
 
 TEST(Findings, NameRoundTrips) {
@@ -814,12 +804,8 @@ TEST(Findings, TakeCopiesOfAnotherSizeOrOrderForNoRoundTrips) {
 
 TEST(Findings, TakeCopiesOfTwoStepsForNoRoundTrip) {
   // The result of a step, and then the next step's batch.
-  TimelineBuilder builder = steps(
-      [](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 1, t + 2, t + 3, t + 13);
-        b.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t + 14, t + 15, t + 18, t + 28);
-      },
-      30);
+  TimelineBuilder builder =
+      copying({{.at = {1, 2, 3, 13}}, {.at = {14, 15, 18, 28}, .direction = CopyDirection::d2h}}, 30);
   EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
@@ -891,11 +877,10 @@ TEST(Findings, LeaveWaitsForTheLoaderOutOfARoundTrip) {
         b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 721, t + 722, t + 725, t + 735);
       },
       740);
-  const Diagnosis diagnosis = diagnose(builder);
-  const auto finding = std::ranges::find(diagnosis.findings, "round-trips", &Finding::id);
-  ASSERT_NE(finding, diagnosis.findings.end());
-  EXPECT_NEAR(finding->gain.high, 32e-6, 1e-9);
-  EXPECT_THAT(finding->text, HasSubstr("no kernel runs for 32.0 µs, apart from waits for a loader."));
+  const Finding finding = found("round-trips", builder);
+  ASSERT_EQ(finding.id, "round-trips");
+  EXPECT_NEAR(finding.gain.high, 32e-6, 1e-9);
+  EXPECT_THAT(finding.text, HasSubstr("no kernel runs for 32.0 µs, apart from waits for a loader."));
 }
 
 TEST(Findings, TakeCopiesOfDistantStepsForNoRoundTrip) {
@@ -919,24 +904,18 @@ struct Contention {
 };
 TimelineBuilder contended(const Contention& c) {
   const std::int64_t at = 10 + c.prefetch + c.gap;
-  return steps(
-      [=](TimelineBuilder& b, std::int64_t t) {
-        b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + c.prefetch_called,
-               t + c.prefetch_called + 1, t + 10, t + 10 + c.prefetch, c.stream);
-        b.copy(CopyDirection::h2d, MemoryKind::pinned, 64 << 10, t + 4, t + 5, t + at, t + at + c.small,
-               c.small_stream);
-      },
-      at + c.small);
+  return copying({{.at = {c.prefetch_called, c.prefetch_called + 1, 10, 10 + c.prefetch}, .stream = c.stream},
+                  {.at = {4, 5, at, at + c.small}, .bytes = 64 << 10, .stream = c.small_stream}},
+                 at + c.small);
 }
 
 TEST(Findings, NameCopiesThatWaitForTheCopyEngine) {
-  const Diagnosis diagnosis = diagnose(contended({}));
-  const auto found = std::ranges::find(diagnosis.findings, "contended-copies", &Finding::id);
-  ASSERT_NE(found, diagnosis.findings.end());
-  EXPECT_DOUBLE_EQ(found->count, 1);
-  EXPECT_DOUBLE_EQ(found->bytes, 64 << 10);
-  EXPECT_EQ(found->places.at(0).function, "train.py(10): step");
-  expect_gain(*found, 100, 200);
+  const Finding finding = found("contended-copies", contended({}));
+  ASSERT_EQ(finding.id, "contended-copies");
+  EXPECT_DOUBLE_EQ(finding.count, 1);
+  EXPECT_DOUBLE_EQ(finding.bytes, 64 << 10);
+  EXPECT_EQ(finding.places.at(0).function, "train.py(10): step");
+  expect_gain(finding, 100, 200);
 }
 
 TEST(Findings, NameOnlyCopiesThatOthersHoldUp) {
@@ -977,10 +956,9 @@ TEST(Findings, AddUpTheCopiesThatOneWaitsFor) {
         b.copy(CopyDirection::h2d, MemoryKind::pinned, 64 << 10, t + 13, t + 14, t + 210, t + 220);
       },
       220);
-  const Diagnosis diagnosis = diagnose(builder);
-  const auto found = std::ranges::find(diagnosis.findings, "contended-copies", &Finding::id);
-  ASSERT_NE(found, diagnosis.findings.end());
-  EXPECT_NEAR(found->gain.high, 196 * kUs, 1e-9);
+  const Finding finding = found("contended-copies", builder);
+  ASSERT_EQ(finding.id, "contended-copies");
+  EXPECT_NEAR(finding.gain.high, 196 * kUs, 1e-9);
 }
 
 /// A copy in each step, of memory at one NUMA node and called at another, for a GPU at node 1.
@@ -1004,15 +982,8 @@ TimelineBuilder far_copies(const Far& far) {
   builder.timeline.device_nodes[0] = 1;
   return builder;
 }
-Finding far_memory(const TimelineBuilder& builder, const LinkProfile* profile = nullptr) {
-  for (const Finding& finding : diagnose(builder, profile).findings) {
-    if (finding.id == "far-memory") return finding;
-  }
-  return {};
-}
-
 TEST(Findings, NameCopiesBetweenNumaNodes) {
-  const Finding finding = far_memory(far_copies({}));
+  const Finding finding = found("far-memory", far_copies({}));
   EXPECT_DOUBLE_EQ(finding.count, 1);
   EXPECT_DOUBLE_EQ(finding.bytes, kMiB4);
   EXPECT_EQ(finding.places.at(0).function, "train.py(10): step");
@@ -1021,11 +992,11 @@ TEST(Findings, NameCopiesBetweenNumaNodes) {
       HasSubstr("The GPU is at node 1; at another is the memory of 1, and the thread that copies 0. "));
   EXPECT_EQ(finding.change, "numactl --cpunodebind=1 --membind=1 python train.py");
   expect_gain(finding, 0, 100);
-  expect_gain(far_memory(far_copies({.direction = CopyDirection::d2h})), 0, 100);
+  expect_gain(found("far-memory", far_copies({.direction = CopyDirection::d2h})), 0, 100);
 }
 
 TEST(Findings, NameOnlyCopiesThatAreKnownToPassBetweenNumaNodes) {
-  const auto names = [](const Far& far) { return far_memory(far_copies(far)).id == "far-memory"; };
+  const auto names = [](const Far& far) { return found("far-memory", far_copies(far)).id == "far-memory"; };
   EXPECT_TRUE(names({.took = 50})) << "5 % of a step";
   EXPECT_FALSE(names({.took = 49}));
   EXPECT_TRUE(names({.bytes = (64 << 10) + 1}));
@@ -1035,19 +1006,20 @@ TEST(Findings, NameOnlyCopiesThatAreKnownToPassBetweenNumaNodes) {
   EXPECT_FALSE(names({.memory = 1, .thread = 0})) << "the GPU itself copies pinned memory";
   TimelineBuilder builder = far_copies({});
   builder.timeline.device_nodes = {{1, 1}};
-  EXPECT_EQ(far_memory(builder).id, "") << "another GPU's node";
+  EXPECT_EQ(found("far-memory", builder).id, "") << "another GPU's node";
   builder = far_copies({});
   for (std::int64_t t = 0; t < 8000; t += 1000) builder.kernel(t, t + 1, t + 200, 9);
-  EXPECT_EQ(far_memory(builder).id, "") << "kernels hide all of it";
+  EXPECT_EQ(found("far-memory", builder).id, "") << "kernels hide all of it";
   builder = far_copies({});
   std::erase_if(builder.timeline.copies,
                 [](const TimelineCopy& copy) { return copy.time.begin > 3'000'000; });
-  EXPECT_EQ(far_memory(builder).id, "") << "3 of 8 steps";
+  EXPECT_EQ(found("far-memory", builder).id, "") << "3 of 8 steps";
 }
 
 TEST(Findings, NameThreadsThatCopyPageableMemoryAtAnotherNumaNode) {
   const auto by_thread = [](std::uint8_t thread, CopyDirection direction) {
-    return far_memory(
+    return found(
+        "far-memory",
         far_copies({.memory = 1, .thread = thread, .kind = MemoryKind::pageable, .direction = direction}));
   };
   EXPECT_THAT(by_thread(0, CopyDirection::h2d).text,
@@ -1067,11 +1039,11 @@ TEST(Findings, GiveFarCopiesNoMoreThanPinnedMemoryAtTheGpusNodeWould) {
                                     : TransferKinds{MemoryKind::device, MemoryKind::pinned};
     const double pinned = profile.predict(kMiB4, 1, kinds) / kUs;
     ASSERT_LT(pinned, 400);
-    const Finding finding = far_memory(far_copies({.took = 400, .direction = direction}), &profile);
+    const Finding finding = found("far-memory", far_copies({.took = 400, .direction = direction}), &profile);
     expect_gain(finding, 0, 400 - pinned);
   }
   // It is as fast as the link.
-  const Finding fast = far_memory(far_copies({.took = 60}), &profile);
+  const Finding fast = found("far-memory", far_copies({.took = 60}), &profile);
   EXPECT_EQ(fast.id, "far-memory");
   expect_gain(fast, 0, 0);
 }
@@ -1079,7 +1051,7 @@ TEST(Findings, GiveFarCopiesNoMoreThanPinnedMemoryAtTheGpusNodeWould) {
 TEST(Findings, TellCompiledProgramsHowToRunAtANumaNode) {
   TimelineBuilder builder = far_copies({});
   builder.timeline.is_compiled = true;
-  const Finding finding = far_memory(builder);
+  const Finding finding = found("far-memory", builder);
   EXPECT_EQ(finding.change, "numactl --cpunodebind=1 --membind=1 ./program");
   EXPECT_THAT(finding.penstock_change, HasSubstr("make_pinned_pool"));
 }
@@ -1163,12 +1135,8 @@ TEST(Findings, WaitsForSmallCopiesToTheGpuAreSynchronizations) {
 TEST(Findings, WaitsForLargeCopiesToAnotherGpuAreNoSynchronizations) {
   // One thread launches kernels of both GPUs, and copies to one.
   const auto builder = [](std::uint64_t bytes) {
-    TimelineBuilder made = steps(
-        [bytes](TimelineBuilder& b, std::int64_t t) {
-          b.copy(CopyDirection::h2d, MemoryKind::pageable, bytes, t + 2, t + 402, t + 2, t + 402);
-          b.call(CallKind::stream_synchronize, t + 402, t + 403);
-        },
-        410);
+    TimelineBuilder made = copying(
+        {{.at = {2, 402, 2, 402}, .bytes = bytes, .kind = MemoryKind::pageable, .waits = {{402, 403}}}}, 410);
     for (std::int64_t t = 0; t < 8000; t += 1000) made.kernel(t + 407, t + 412, t + 1000, 7, 1);
     return made;
   };
@@ -1542,11 +1510,7 @@ TEST(Findings, AreAsSevereAsTheyGain) {
   EXPECT_EQ(only_finding(starved(90)).severity, Severity::note);
   EXPECT_EQ(only_finding(starved(92)).severity, Severity::medium);
   const auto copies = [](std::int64_t took) {
-    return steps(
-        [took](TimelineBuilder& b, std::int64_t t) {
-          b.copy(CopyDirection::h2d, MemoryKind::pageable, kMiB4, t + 1, t + took, t, t + took);
-        },
-        took);
+    return copying({{.at = {1, took, 0, took}, .kind = MemoryKind::pageable}}, took);
   };
   // The link would take nearly no time, so nearly all is gained.
   LinkProfile link;

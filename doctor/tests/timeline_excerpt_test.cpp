@@ -35,20 +35,9 @@ std::vector<ExcerptBar> bars(const TimelineExcerpt& excerpt, std::string_view la
   return {};
 }
 
-/// A step of 1 ms: the loader, a pageable copy until `copied`, and a kernel until `end`.
-void add_step(TimelineBuilder& b, std::int64_t t, std::int64_t copied = 500, std::int64_t end = 1000) {
-  b.step(t, t + end);
-  b.frame("train.py(3): main", t, t + end - 1);
-  b.loader_wait(t, t + 100);
-  b.op("aten::to", t + 101, t + copied + 8);
-  b.copy(CopyDirection::h2d, MemoryKind::pageable, 4'000'000, t + 102, t + copied, t + 102, t + copied);
-  b.call(CallKind::stream_synchronize, t + copied, t + copied + 4);
-  b.kernel(t + copied + 10, t + copied + 20, t + end);
-}
-
 TimelineBuilder pageable_steps(int count) {
   TimelineBuilder builder;
-  for (int i = 0; i < count; ++i) add_step(builder, i * 1000);
+  for (int i = 0; i < count; ++i) builder.pageable_step(i * 1000);
   return builder;
 }
 
@@ -116,7 +105,7 @@ TEST(TimelineExcerpt, ChoosesStepsThatShowTheFindings) {
       builder.step(t, t + 1000);
       builder.kernel(t, t + 10, t + 1000);
     } else {
-      add_step(builder, t, 500, is_long ? 3000 : 1000);
+      builder.pageable_step(t, 500, is_long ? 3000 : 1000);
     }
     t += is_long ? 3000 : 1000;
   }

@@ -1,5 +1,6 @@
 #include "doctor/read/torch_trace.hpp"
 
+#include "doctor/tests/traces.hpp"
 #include "doctor/timeline/call_sites.hpp"
 #include "doctor/timeline/frame_names.hpp"
 #include "doctor/timeline/timeline.hpp"
@@ -27,6 +28,8 @@ namespace penstock {
 namespace {
 
 namespace fs = std::filesystem;
+using test::parse_trace;
+using test::trace_text_complaint;
 
 constexpr const char* kTrace = R"trace({"schemaVersion": 1,
 "deviceProperties": [{"id": 1, "name": "A GPU", "maxThreads": [1, {"x": "]"}]}],
@@ -68,26 +71,6 @@ constexpr const char* kTrace = R"trace({"schemaVersion": 1,
 ], "traceName": "x.json"}
 )trace";
 
-/// Parses text that comes in parts of at most `most` bytes.
-Timeline parse(std::string_view text, std::size_t most = std::numeric_limits<std::size_t>::max()) {
-  auto source = [&](std::span<char> destination) {
-    const std::size_t count = std::min({text.size(), destination.size(), most});
-    std::memcpy(destination.data(), text.data(), count);
-    text.remove_prefix(count);
-    return count;
-  };
-  return parse_torch_trace(source, "x.json");
-}
-
-std::string complaint(std::string_view text, std::size_t most = std::numeric_limits<std::size_t>::max()) {
-  try {
-    static_cast<void>(parse(text, most));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 /// `count` times two kernels, a step every 100 us; `mark`: an event more.
 std::string repeated(int count, const std::string& mark = "") {
   std::string text = R"({"traceEvents": [)" + mark;
@@ -100,14 +83,14 @@ std::string repeated(int count, const std::string& mark = "") {
 }
 
 TEST(TorchTrace, FindsStepsThatNobodyMarked) {
-  const std::vector<TimeSpan> steps = parse(repeated(20)).steps;
+  const std::vector<TimeSpan> steps = parse_trace(repeated(20)).steps;
   ASSERT_GE(steps.size(), 18U);
   for (const TimeSpan& step : steps) EXPECT_EQ(step.end - step.begin, 100'000);
-  EXPECT_THAT(parse(repeated(3)).steps, IsEmpty());
+  EXPECT_THAT(parse_trace(repeated(3)).steps, IsEmpty());
   const std::string marked = repeated(
       20, R"({"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "pid": 9, "tid": 9, "ts": 100,
               "dur": 50.5},)");
-  EXPECT_THAT(parse(marked).steps, ElementsAre(TimeSpan{100'000, 150'500}));
+  EXPECT_THAT(parse_trace(marked).steps, ElementsAre(TimeSpan{100'000, 150'500}));
 }
 
 TEST(TorchTrace, TakesRangesOfTheProgramForSteps) {
@@ -118,13 +101,13 @@ TEST(TorchTrace, TakesRangesOfTheProgramForSteps) {
         R"({{"ph": "X", "cat": "user_annotation", "name": "train", "pid": 9, "tid": 9, "ts": {}, "dur": 150}},)",
         200 * i);
   }
-  const std::vector<TimeSpan> steps = parse(repeated(20, ranges)).steps;
+  const std::vector<TimeSpan> steps = parse_trace(repeated(20, ranges)).steps;
   ASSERT_EQ(steps.size(), 6U);
   EXPECT_EQ(steps[1], (TimeSpan{200'000, 400'000}));
 }
 
 TEST(TorchTrace, KeepsTheRecordsThatRulesNeed) {
-  const Timeline timeline = parse(kTrace);
+  const Timeline timeline = parse_trace(kTrace);
   EXPECT_EQ(timeline.events, 21U);
   EXPECT_EQ(timeline.devices.at(1), "A GPU");
   EXPECT_THAT(timeline.steps, ElementsAre(TimeSpan{100'000, 150'500}));
@@ -153,7 +136,7 @@ TEST(TorchTrace, KeepsTheRecordsThatRulesNeed) {
 }
 
 TEST(TorchTrace, KeepsWhatTheHostDid) {
-  const Timeline timeline = parse(kTrace);
+  const Timeline timeline = parse_trace(kTrace);
   ASSERT_EQ(timeline.calls.size(), 3U);
   EXPECT_EQ(timeline.calls[0].kind, CallKind::copy);
   EXPECT_EQ(timeline.calls[0].correlation, 77U);
@@ -192,7 +175,7 @@ Timeline calls_through(const std::vector<std::vector<std::string>>& stacks) {
     for (const std::string& frame : stacks[i]) add("python_function", frame);
     add("cuda_runtime", "cudaStreamSynchronize");
   }
-  return parse(text + "]}");
+  return parse_trace(text + "]}");
 }
 
 /// The places of these calls.
@@ -268,10 +251,10 @@ TEST(TorchTrace, TellsTheProgramsFramesThatMakeACall) {
 TEST(TorchTrace, ReadsTheSameInPartsOfAnySize) {
   for (const std::size_t most : {1, 2, 3, 7, 64}) {
     SCOPED_TRACE(most);
-    const Timeline timeline = parse(kTrace, most);
+    const Timeline timeline = parse_trace(kTrace, most);
     EXPECT_EQ(timeline.events, 21U);
     EXPECT_EQ(timeline.copies.size(), 3U);
-    EXPECT_EQ(timeline.names, parse(kTrace).names);
+    EXPECT_EQ(timeline.names, parse_trace(kTrace).names);
     EXPECT_EQ(timeline.host.size(), 4U);
     EXPECT_EQ(timeline.copies[0].time, (TimeSpan{106'500, 108'504}));
     EXPECT_EQ(timeline.widenings.size(), 1U);
@@ -287,7 +270,7 @@ TEST(TorchTrace, ReadsTextsLongerThanItsWindow) {
     if (i == 1000) text += R"({"ph": "i", "name": ")" + name + R"(", "args": {"y": ")" + name + R"("}},)";
   }
   text += R"({"ph": "M"}]})";
-  const Timeline timeline = parse(text);
+  const Timeline timeline = parse_trace(text);
   ASSERT_EQ(timeline.work.size(), 3000U);
   for (int i = 0; i < 3000; ++i) {
     ASSERT_EQ(timeline.work[static_cast<std::size_t>(i)].time, (TimeSpan{i * 1000 + 1, i * 1000 + 501}));
@@ -296,8 +279,8 @@ TEST(TorchTrace, ReadsTextsLongerThanItsWindow) {
 
 TEST(TorchTrace, ReadsTimesToTheNanosecond) {
   const auto begin_of = [](const std::string& ts) {
-    return parse(R"({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": )" + ts +
-                 R"(, "args": {"device": 0}}]})")
+    return parse_trace(R"({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": )" + ts +
+                       R"(, "args": {"device": 0}}]})")
         .work.at(0)
         .time.begin;
   };
@@ -312,34 +295,37 @@ TEST(TorchTrace, ReadsTimesToTheNanosecond) {
 TEST(TorchTrace, SaysWhereItIsDamaged) {
   const std::string right =
       R"({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "args": {"device": 0}}]})";
-  EXPECT_EQ(complaint(right), "");
+  EXPECT_EQ(trace_text_complaint(right), "");
   for (const std::size_t most : {std::size_t{1}, right.size()}) {
     EXPECT_EQ(
-        complaint(right.substr(0, right.size() - 2), most),
+        trace_text_complaint(right.substr(0, right.size() - 2), most),
         "x.json, byte 77 of the text: expected a comma or the array's end, but the file ends there: its "
         "export did not finish.");
-    EXPECT_EQ(complaint("", most), "x.json is empty: its export did not finish.");
-    EXPECT_EQ(complaint(R"({"traceEvents": [{"ph": 7}]})", most),
+    EXPECT_EQ(trace_text_complaint("", most), "x.json is empty: its export did not finish.");
+    EXPECT_EQ(trace_text_complaint(R"({"traceEvents": [{"ph": 7}]})", most),
               most == 1 ? "x.json, byte 24 of the text: expected a string, found '7'."
                         : "x.json, byte 24 of the text: expected a string, found '7}]}'.");
   }
 }
 
 TEST(TorchTrace, SaysWhatToDoWithoutAGpu) {
-  EXPECT_EQ(complaint(R"({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::to", "ts": 1}]})"),
-            "x.json: it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, "
-            "ProfilerActivity.CUDA] on a machine with a GPU; without one, penstock doctor --loader "
-            "FILE.py:NAME looks at the loader.");
+  EXPECT_EQ(
+      trace_text_complaint(R"({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::to", "ts": 1}]})"),
+      "x.json: it holds no work of a GPU; profile with activities=[ProfilerActivity.CPU, "
+      "ProfilerActivity.CUDA] on a machine with a GPU; without one, penstock doctor --loader "
+      "FILE.py:NAME looks at the loader.");
 }
 
 TEST(TorchTrace, MayBeginWithAByteOrderMark) {
   const std::string mark = "\xEF\xBB\xBF";
   for (const std::size_t most : {std::size_t{1}, std::numeric_limits<std::size_t>::max()}) {
-    EXPECT_EQ(parse(mark + kTrace, most).events, 21U);
-    EXPECT_THAT(complaint(mark, most),
+    EXPECT_EQ(parse_trace(mark + kTrace, most).events, 21U);
+    EXPECT_THAT(trace_text_complaint(mark, most),
                 HasSubstr("byte 3 of the text: expected an object, but the file ends"));
-    EXPECT_THAT(complaint(mark + mark + kTrace, most), HasSubstr("byte 3 of the text: expected an object"));
-    EXPECT_THAT(complaint(mark.substr(0, 2) + kTrace, most), HasSubstr("byte 0 of the text: expected"));
+    EXPECT_THAT(trace_text_complaint(mark + mark + kTrace, most),
+                HasSubstr("byte 3 of the text: expected an object"));
+    EXPECT_THAT(trace_text_complaint(mark.substr(0, 2) + kTrace, most),
+                HasSubstr("byte 0 of the text: expected"));
   }
 }
 
@@ -347,7 +333,7 @@ TEST(TorchTrace, NeverReadsHalfATrace) {
   const std::string_view text(kTrace);
   const std::size_t last = text.rfind('}');
   for (std::size_t size = 0; size <= last; ++size) {
-    ASSERT_THAT(complaint(text.substr(0, size)), HasSubstr("x.json")) << size;
+    ASSERT_THAT(trace_text_complaint(text.substr(0, size)), HasSubstr("x.json")) << size;
   }
 }
 
@@ -356,14 +342,15 @@ TEST(TorchTrace, NeverTakesAFieldFromTheEventBefore) {
   const auto both = [&first](const std::string& second) {
     return R"({"traceEvents": [)" + first + "," + second + "]}";
   };
-  EXPECT_THAT(complaint(both(R"({"ph": "X", "cat": "kernel", "ts": 1, "args": {}})")),
+  EXPECT_THAT(trace_text_complaint(both(R"({"ph": "X", "cat": "kernel", "ts": 1, "args": {}})")),
               HasSubstr("with its device"));
-  EXPECT_THAT(complaint(both(R"({"ph": "X", "cat": "kernel", "args": {"device": 0}})")),
+  EXPECT_THAT(trace_text_complaint(both(R"({"ph": "X", "cat": "kernel", "args": {"device": 0}})")),
               HasSubstr("with a time"));
-  EXPECT_EQ(parse(both(R"({"cat": "kernel", "ts": 1, "args": {"device": 0}})")).work.size(), 1U);
-  EXPECT_EQ(parse(both(R"({"ph": "X", "ts": 1, "args": {"device": 0}})")).work.size(), 1U);
-  EXPECT_EQ(parse(both(R"({"ph": "X", "cat": "kernel", "ts": 2, "args": {"device": 0}})")).work.at(1).stream,
-            0U);
+  EXPECT_EQ(parse_trace(both(R"({"cat": "kernel", "ts": 1, "args": {"device": 0}})")).work.size(), 1U);
+  EXPECT_EQ(parse_trace(both(R"({"ph": "X", "ts": 1, "args": {"device": 0}})")).work.size(), 1U);
+  EXPECT_EQ(
+      parse_trace(both(R"({"ph": "X", "cat": "kernel", "ts": 2, "args": {"device": 0}})")).work.at(1).stream,
+      0U);
 }
 
 TEST(TorchTrace, SharesOneNameWhenThereAreTooMany) {
@@ -372,7 +359,7 @@ TEST(TorchTrace, SharesOneNameWhenThereAreTooMany) {
     text +=
         R"(,{"ph": "X", "cat": "cpu_op", "ts": 1, "pid": 1, "tid": 1, "name": ")" + std::to_string(i) + "\"}";
   }
-  const Timeline timeline = parse(text + "]}");
+  const Timeline timeline = parse_trace(text + "]}");
   EXPECT_EQ(timeline.host.size(), 70'000U);
   EXPECT_EQ(timeline.names.size(), 65'536U);
   EXPECT_EQ(timeline.names.back(), "(another name)");
@@ -383,7 +370,7 @@ TEST(TorchTrace, RefusesMoreThreadsThanItCanTell) {
   for (int i = 0; i <= 65'536; ++i) {
     text += R"(,{"ph": "X", "cat": "cpu_op", "ts": 1, "name": "a", "tid": )" + std::to_string(i) + "}";
   }
-  EXPECT_THAT(complaint(text + "]}"), HasSubstr("at most 65,536 threads"));
+  EXPECT_THAT(trace_text_complaint(text + "]}"), HasSubstr("at most 65,536 threads"));
 }
 
 class TraceFile : public ::testing::Test {
@@ -446,8 +433,8 @@ TEST(TraceCorpus, OpensOrIsRefusedAsItsNameSays) {
     const std::string text(std::istreambuf_iterator<char>(in), {});
     const bool good = name.starts_with("ok-");
     ++(good ? right : wrong);
-    EXPECT_EQ(complaint(text).empty(), good) << complaint(text);
-    EXPECT_EQ(complaint(text, 1).empty(), good);
+    EXPECT_EQ(trace_text_complaint(text).empty(), good) << trace_text_complaint(text);
+    EXPECT_EQ(trace_text_complaint(text, 1).empty(), good);
   }
   EXPECT_GE(right, 5U);
   EXPECT_GE(wrong, 20U);

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
@@ -14,9 +16,10 @@
 
 namespace penstock::test {
 
-inline Timeline parse_trace(std::string_view text) {
+/// The text comes in parts of at most `most` bytes.
+inline Timeline parse_trace(std::string_view text, std::size_t most = SIZE_MAX) {
   auto source = [&](std::span<char> destination) {
-    const std::size_t count = std::min(text.size(), destination.size());
+    const std::size_t count = std::min({text.size(), destination.size(), most});
     std::memcpy(destination.data(), text.data(), count);
     text.remove_prefix(count);
     return count;
@@ -24,9 +27,9 @@ inline Timeline parse_trace(std::string_view text) {
   return parse_torch_trace(source, "x.json");
 }
 
-inline std::string trace_text_complaint(std::string_view text) {
+inline std::string trace_text_complaint(std::string_view text, std::size_t most = SIZE_MAX) {
   try {
-    static_cast<void>(parse_trace(text));
+    static_cast<void>(parse_trace(text, most));
   } catch (const Error& error) {
     return error.what();
   }

@@ -58,7 +58,7 @@ struct Fake {
   std::uint64_t activities = 0;
   CuptiBufferRequested requested = nullptr;
   CuptiBufferCompleted completed = nullptr;
-  std::vector<std::uint8_t> records;  ///< each with its bytes before it
+  std::vector<std::vector<std::uint8_t>> records;
   std::uint64_t device_free = 0;
   bool nvtx = false;  ///< its ranges arrive here
   std::size_t dropped = 0;
@@ -99,10 +99,7 @@ void add_record(const Record& record, bool chosen = false) {
   const std::lock_guard lock(fake().mutex);
   if (!chosen && (fake().activities >> record.activity & 1) == 0) return;
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(&record);
-  const std::uint32_t size = sizeof record;
-  const auto* const size_bytes = reinterpret_cast<const std::uint8_t*>(&size);
-  fake().records.insert(fake().records.end(), size_bytes, size_bytes + sizeof size);
-  fake().records.insert(fake().records.end(), bytes, bytes + sizeof record);
+  fake().records.emplace_back(bytes, bytes + sizeof record);
 }
 
 void tell(int site, int domain, std::uint32_t function, std::uint32_t correlation, const void* parameters) {
@@ -252,7 +249,7 @@ CuptiResult cuptiActivityEnableRuntimeApi(std::uint32_t function, std::uint8_t o
   return choose_call(kRuntimeDomain, function, on != 0);
 }
 CuptiResult cuptiActivityFlushAll(std::uint32_t) {
-  std::vector<std::uint8_t> records;
+  std::vector<std::vector<std::uint8_t>> records;
   CuptiBufferRequested requested = nullptr;
   CuptiBufferCompleted completed = nullptr;
   {
@@ -271,15 +268,11 @@ CuptiResult cuptiActivityFlushAll(std::uint32_t) {
     requested(&buffer, &bytes, &most);
     if (buffer == nullptr) return kInvalid;
     std::size_t used = 0;
-    while (at < records.size()) {
-      std::uint32_t size = 0;
-      std::memcpy(&size, records.data() + at, sizeof size);
-      if (used + size + 8 > bytes) break;
-      std::memcpy(buffer + used, records.data() + at + sizeof size, size);
-      used += size;
-      at += sizeof size + size;
-      if (std::getenv("FAKE_CUPTI_SMALL_BUFFERS") != nullptr) break;
-    }
+    do {
+      std::copy(records[at].begin(), records[at].end(), buffer + used);
+      used += records[at++].size();
+    } while (std::getenv("FAKE_CUPTI_SMALL_BUFFERS") == nullptr && at < records.size() &&
+             used + records[at].size() + 8 <= bytes);
     completed(nullptr, 0, buffer, bytes, used);
   }
   return kCuptiSuccess;

@@ -67,6 +67,10 @@ class Bytes {
   static std::string number(std::uint32_t value) {
     return {reinterpret_cast<const char*>(&value), sizeof value};
   }
+  template <typename... Numbers>
+  void numbers(TextType type, Numbers... values) {
+    text(type, (number(values) + ...));
+  }
   void frame(std::uint32_t line, const std::string& file, const std::string& function) {
     text(TextType::frame, number(line) + number(static_cast<std::uint32_t>(file.size())) + file + function);
   }
@@ -145,7 +149,7 @@ Bytes ten_steps(std::uint64_t capacity = 100) {
   bytes.text(TextType::device, Bytes::number(0) + "A GPU");
   bytes.frame(30, "/usr/lib/python3/dist-packages/torch/_tensor.py", "to");
   bytes.frame(12, "train.py", "main");
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1));
+  bytes.numbers(TextType::stack, 0, 1);
   for (int i = 0; i < 10; ++i) bytes.step(5'000'000'000 + i * 1'000'000);
   return bytes;
 }
@@ -179,16 +183,6 @@ void look(Bytes& bytes, std::int64_t time, std::uint32_t thread, std::uint64_t p
   bytes.add(record);
 }
 
-/// The names of the places of calls through these stacks, in their order.
-std::vector<std::string> places_of(Bytes& bytes, std::size_t stacks) {
-  for (std::size_t i = 0; i < stacks; ++i)
-    bytes.step(5'000'000'000 + static_cast<std::int64_t>(i) * 1'000'000, i + 1);
-  const Timeline timeline = parse(bytes.bytes()).timeline;
-  std::vector<std::string> places;
-  for (const TimelineHostSpan& span : timeline.host) places.push_back(timeline.names[span.name]);
-  return places;
-}
-
 /// The stacks of calls through these stacks, in their order.
 std::vector<std::vector<std::string>> stacks_of(Bytes& bytes, std::size_t stacks) {
   for (std::size_t i = 0; i < stacks; ++i)
@@ -197,6 +191,13 @@ std::vector<std::vector<std::string>> stacks_of(Bytes& bytes, std::size_t stacks
   std::vector<std::vector<std::string>> known;
   for (const TimelineHostSpan& span : timeline.host) known.push_back(stack_of(timeline, span.name));
   return known;
+}
+
+/// The names of the places of these calls.
+std::vector<std::string> places_of(Bytes& bytes, std::size_t stacks) {
+  std::vector<std::string> places;
+  for (const std::vector<std::string>& stack : stacks_of(bytes, stacks)) places.push_back(stack.front());
+  return places;
 }
 
 /// Frames 0 to 5: of PyTorch, of an installed trainer, its main function, Python's, and two of the user.
@@ -214,26 +215,26 @@ Bytes frames_of_a_trainer() {
 
 TEST(Recordings, NameTheInnermostFrameOfAnInstalledProgram) {
   Bytes bytes = frames_of_a_trainer();
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(2) + Bytes::number(3));
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(2) + Bytes::number(3));
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(3));
+  bytes.numbers(TextType::stack, 0, 1, 2, 3);
+  bytes.numbers(TextType::stack, 0, 2, 3);
+  bytes.numbers(TextType::stack, 0, 3);
   EXPECT_THAT(places_of(bytes, 3),
               ElementsAre("trainer/loop.py(88): step", "trainer/__main__.py(7): <module>"));
 }
 
 TEST(Recordings, NameTheTrainersFrameIfOneLineOfTheProgramMakesAllCalls) {
   Bytes bytes = frames_of_a_trainer();
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(4));
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(4) + Bytes::number(1));
+  bytes.numbers(TextType::stack, 0, 1, 4);
+  bytes.numbers(TextType::stack, 0, 4, 1);
   EXPECT_THAT(places_of(bytes, 2),
               ElementsAre("main.py(5): <module>, in trainer/loop.py(88): step", "main.py(5): <module>"));
   bytes = frames_of_a_trainer();
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(4));
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(5));
+  bytes.numbers(TextType::stack, 0, 1, 4);
+  bytes.numbers(TextType::stack, 0, 5);
   EXPECT_THAT(places_of(bytes, 2), ElementsAre("main.py(5): <module>", "main.py(9): log"));
   bytes = frames_of_a_trainer();
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(4));
-  bytes.text(TextType::stack, Bytes::number(5));
+  bytes.numbers(TextType::stack, 0, 1, 4);
+  bytes.numbers(TextType::stack, 5);
   look(bytes, 500'000, 5, 2);
   look(bytes, 600'000, 5, 1);
   EXPECT_THAT(places_of(bytes, 1), ElementsAre("main.py(5): <module>, in trainer/loop.py(88): step"))
@@ -242,14 +243,14 @@ TEST(Recordings, NameTheTrainersFrameIfOneLineOfTheProgramMakesAllCalls) {
 
 TEST(Recordings, TellTheProgramsFramesThatMakeACall) {
   Bytes bytes = frames_of_a_trainer();
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(5) + Bytes::number(1) + Bytes::number(4));
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(5));
-  bytes.text(TextType::stack, Bytes::number(0) + Bytes::number(1) + Bytes::number(2));
+  bytes.numbers(TextType::stack, 0, 5, 1, 4);
+  bytes.numbers(TextType::stack, 0, 5);
+  bytes.numbers(TextType::stack, 0, 1, 2);
   EXPECT_THAT(stacks_of(bytes, 3),
               ElementsAre(ElementsAre("main.py(9): log", "main.py(5): <module>"),
                           ElementsAre("main.py(9): log"), ElementsAre("trainer/loop.py(88): step")));
   bytes = frames_of_a_trainer();
-  bytes.text(TextType::stack, Bytes::number(1) + Bytes::number(5) + Bytes::number(4));
+  bytes.numbers(TextType::stack, 1, 5, 4);
   EXPECT_THAT(stacks_of(bytes, 1), ElementsAre(ElementsAre("main.py(9): log, in trainer/loop.py(88): step",
                                                            "main.py(5): <module>")));
 }
@@ -332,11 +333,11 @@ TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
 
 TEST(Recordings, TellTheNumaNodesOfDevicesMemoryAndThreads) {
   Bytes bytes = ten_steps();
-  bytes.text(TextType::device_node, Bytes::number(0) + Bytes::number(1));
-  bytes.text(TextType::device_node, Bytes::number(3) + Bytes::number(0));
-  bytes.text(TextType::device_node, Bytes::number(5) + Bytes::number(0xFF));
-  bytes.text(TextType::device_node, Bytes::number(0xFFFF) + Bytes::number(0));
-  bytes.text(TextType::device_node, Bytes::number(6));
+  bytes.numbers(TextType::device_node, 0, 1);
+  bytes.numbers(TextType::device_node, 3, 0);
+  bytes.numbers(TextType::device_node, 5, 0xFF);
+  bytes.numbers(TextType::device_node, 0xFFFF, 0);
+  bytes.numbers(TextType::device_node, 6);
   bytes.ring()[0].extra = 3 | 2 << 8;  // the call of the first copy
   bytes.ring()[0].contents = 55;
   bytes.ring()[4].extra = 1;
@@ -359,11 +360,11 @@ TEST(Recordings, HaveAllAtTheOnlyNodeOfAMachine) {
       return std::ranges::find(missing.names, "far-memory") != missing.names.end();
     });
   };
-  bytes.text(TextType::only_node, Bytes::number(0x100));
+  bytes.numbers(TextType::only_node, 0x100);
   bytes.text(TextType::only_node, "");
   EXPECT_THAT(parse(bytes.bytes()).timeline.device_nodes, IsEmpty());
   EXPECT_FALSE(is_examined());
-  bytes.text(TextType::only_node, Bytes::number(0));
+  bytes.numbers(TextType::only_node, 0);
   const Timeline timeline = parse(bytes.bytes()).timeline;
   EXPECT_EQ(timeline.device_nodes, (std::map<std::uint16_t, std::uint8_t>{{0, 0}}));
   for (const TimelineCopy& copy : timeline.copies) EXPECT_EQ(copy.host_node, 0);
@@ -373,7 +374,7 @@ TEST(Recordings, HaveAllAtTheOnlyNodeOfAMachine) {
 }
 
 void stream(Bytes& bytes, std::uint32_t context, std::uint32_t number, std::uint32_t kind) {
-  bytes.text(TextType::stream, Bytes::number(context) + Bytes::number(number) + Bytes::number(kind));
+  bytes.numbers(TextType::stream, context, number, kind);
 }
 
 TEST(Recordings, TellTheKindsOfStreams) {
@@ -381,16 +382,16 @@ TEST(Recordings, TellTheKindsOfStreams) {
   EXPECT_THAT(parse(bytes.bytes()).timeline.stream_kinds, IsEmpty()) << "as of all earlier recorders";
   EXPECT_FALSE(parse(bytes.bytes()).timeline.has_streams);
   stream(bytes, 1, 7, 3);  // before its context
-  bytes.text(TextType::context, Bytes::number(1) + Bytes::number(0));
-  bytes.text(TextType::context, Bytes::number(2) + Bytes::number(4));
-  bytes.text(TextType::context, Bytes::number(3) + Bytes::number(0xFFFF));
-  bytes.text(TextType::context, Bytes::number(9));
+  bytes.numbers(TextType::context, 1, 0);
+  bytes.numbers(TextType::context, 2, 4);
+  bytes.numbers(TextType::context, 3, 0xFFFF);
+  bytes.numbers(TextType::context, 9);
   stream(bytes, 1, 13, 1);
   stream(bytes, 2, 13, 2);
   stream(bytes, 1, 14, 0);
   stream(bytes, 3, 15, 1);
   stream(bytes, 9, 16, 1);
-  bytes.text(TextType::stream, Bytes::number(1) + Bytes::number(17));
+  bytes.numbers(TextType::stream, 1, 17);
   bytes.text(TextType::note, "x");
   using Kinds = std::map<std::pair<std::uint16_t, std::uint32_t>, StreamKind>;
   EXPECT_EQ(parse(bytes.bytes()).timeline.stream_kinds, (Kinds{{{0, 7}, StreamKind::default_stream},
@@ -401,8 +402,7 @@ TEST(Recordings, TellTheKindsOfStreams) {
 TEST(Recordings, TellDefaultStreamsByTheirContexts) {
   Bytes bytes = ten_steps();
   const auto context = [&bytes](std::uint32_t number, std::uint32_t device, std::uint32_t default_stream) {
-    bytes.text(TextType::context,
-               Bytes::number(number) + Bytes::number(device) + Bytes::number(default_stream));
+    bytes.numbers(TextType::context, number, device, default_stream);
   };
   context(1, 0, 7);
   context(2, 4, 9);
@@ -421,8 +421,8 @@ TEST(Recordings, TellDefaultStreamsByTheirContexts) {
 
 TEST(Recordings, TellNoKindIfTwoStreamsHaveOneNumber) {
   Bytes bytes = ten_steps();
-  bytes.text(TextType::context, Bytes::number(1) + Bytes::number(0));
-  bytes.text(TextType::context, Bytes::number(2) + Bytes::number(0));
+  bytes.numbers(TextType::context, 1, 0);
+  bytes.numbers(TextType::context, 2, 0);
   for (const std::uint32_t context : {1, 2}) stream(bytes, context, 7, 3);
   EXPECT_THAT(parse(bytes.bytes()).timeline.stream_kinds, SizeIs(1));
   stream(bytes, 2, 7, 2);
@@ -597,7 +597,7 @@ TEST(Recordings, WaitsEndAtTheNextCall) {
 /// A step ends at 9.11 ms and the next one begins at 14.3 ms. In between, threads were looked at.
 Bytes looked_at() {
   Bytes bytes = ten_steps(1000);
-  bytes.text(TextType::watched, Bytes::number(5));
+  bytes.numbers(TextType::watched, 5);
   bytes.step(5'014'300'000);
   return bytes;
 }
@@ -621,7 +621,7 @@ TEST(Recordings, WaitsGoOnUntilTheThreadIsSeenElsewhere) {
 
 TEST(Recordings, WaitsGoOnForAtMostFiftyMillisecondsUnseen) {
   Bytes bytes = ten_steps(1000);
-  bytes.text(TextType::watched, Bytes::number(5));
+  bytes.numbers(TextType::watched, 5);
   bytes.add(wait_at(5'070'000'000));
   bytes.step(5'200'000'000);
   EXPECT_THAT(waits_in(bytes), ElementsAre(TimeSpan{19'500'000, 120'500'000}));
@@ -693,9 +693,9 @@ TEST(Recordings, TellWhereThreadsWereSeen) {
   look(bytes, 950'000, 5);
   look(bytes, 960'000, 6);
   EXPECT_FALSE(parse(bytes.bytes()).timeline.has_looks) << "as of earlier recorders";
-  bytes.text(TextType::watched, Bytes::number(6));
+  bytes.numbers(TextType::watched, 6);
   EXPECT_FALSE(parse(bytes.bytes()).timeline.has_looks) << "this one launches nothing";
-  bytes.text(TextType::watched, Bytes::number(5));
+  bytes.numbers(TextType::watched, 5);
   bytes.text(TextType::watched, "");
   const Timeline timeline = parse(bytes.bytes()).timeline;
   EXPECT_TRUE(timeline.has_looks);
