@@ -164,6 +164,7 @@ release() {
   local version files=$PWD/build/release-files
   version=$(sed -n 's/^project(penstock VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
   [ -z "$(git status --porcelain)" ] || stop "commit all changes first: a release is made of a commit"
+  [ -d "python/tests/kept/$version" ] || stop "keep this version's files first: python python/tests/test_kept.py"
   make_tools
   rm -rf "$files" "$wheels/try-source"
   mkdir -p "$files"
