@@ -31,6 +31,7 @@ __all__ = ["pause", "region", "resume"]
 class _State:
     """One for each tag, GPU, and whether bytes are kept."""
 
+    number: int
     region: Region
     pool: Any
     """A torch.cuda.MemPool that takes its memory for this region."""
@@ -43,7 +44,7 @@ class _State:
             self.parked.park()
         self.is_paused = True
         if self.parked is None:
-            for memory in _core.memory_of_region(self.region):
+            for memory in self.region.memory():
                 memory.drop_pages()
 
     def resume(self) -> None:
@@ -51,7 +52,7 @@ class _State:
             self.parked.resume()
         elif self.is_paused:
             try:
-                for memory in _core.memory_of_region(self.region):
+                for memory in self.region.memory():
                     memory.take_pages()
             except BaseException:
                 self.pause()
@@ -80,7 +81,7 @@ def region(tag: str = "default", enable_cpu_backup: bool = False) -> Iterator[No
         state = _state_of(tag, enable_cpu_backup, torch.cuda.current_device())
     if state.is_paused:
         raise InvalidArgument(f"{tag!r} is paused: resume it before you make tensors in its region.")
-    outer = _core.enter_region(state.region)
+    outer = _core.enter_region(state.number)
     try:
         with torch.cuda.use_mem_pool(state.pool):
             yield
@@ -92,9 +93,9 @@ def pause(tag: str | None = None) -> None:
     """Give the GPU's memory of a tag's regions, or of all, to other programs and allocators. Does nothing if it is
     paused.
 
-    Their bytes go to pinned memory with `enable_cpu_backup`; see `penstock.park`, which raises the same errors. The
-    pinned memory is kept for the next `pause`. Waits for all work on the GPU. Until `resume`, use of the tensors is an
-    illegal access: no CUDA call of the process succeeds afterwards.
+    With `enable_cpu_backup` the bytes go to pinned memory, which is kept for the next `pause`. As for `penstock.park`,
+    work on other streams than PyTorch's current one must be done, and it raises the same errors. Until `resume`, use of
+    the tensors is an illegal access: no CUDA call of the process succeeds afterwards.
     """
     with _lock:
         for state in _with(tag):
@@ -104,7 +105,8 @@ def pause(tag: str | None = None) -> None:
 def resume(tag: str | None = None) -> None:
     """Bring memory back to where it was, with its bytes if they were kept. Does nothing if it is not paused.
 
-    Raises OutOfMemory if the GPU has no room. A region for which there was none stays paused, for a later `resume`.
+    Raises OutOfMemory if the GPU has no room: what PyTorch keeps for later is free after `torch.cuda.empty_cache()`. A
+    region for which there was no room stays paused, for a later `resume`.
     """
     with _lock:
         for state in _with(tag):
@@ -118,8 +120,9 @@ def _with(tag: str | None) -> list[_State]:
 def _state_of(tag: str, keeps: bool, gpu: int) -> _State:
     state = _states.get((tag, keeps, gpu))
     if state is None:
-        number = Region(next(_numbers))
-        state = _states[tag, keeps, gpu] = _State(number, _new_pool(), Parked(number) if keeps else None)
+        number = next(_numbers)
+        its = Region(functools.partial(_core.memory_of_region, number))
+        state = _states[tag, keeps, gpu] = _State(number, its, _new_pool(), Parked(its) if keeps else None)
     return state
 
 

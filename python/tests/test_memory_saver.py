@@ -3,6 +3,8 @@
 import collections
 import contextlib
 import ctypes
+import importlib
+import sys
 import types
 
 import pytest
@@ -180,6 +182,101 @@ def test_tensors_that_go_while_they_are_paused():
     assert kept.has_its_bytes() and new.has_its_bytes()
     kept.free()
     new.free()
+
+
+class Allocator:
+    """vLLM's, as its backends of sleep mode use it: memory by address, with a handle (GPU, bytes, ...) and a tag."""
+
+    def __init__(self):
+        self.pointer_to_data = {}
+
+    def add(self, tensor, tag):
+        from penstock import _core
+
+        memory = next(one for one in _core.memory_of_region(0) if one.address == tensor.address)
+        self.pointer_to_data[tensor.address] = types.SimpleNamespace(
+            handle=(0, memory.nbytes, tensor.address, memory), tag=tag
+        )
+
+    def sleep(self, offload_tags):
+        assert offload_tags == ()
+        for data in self.pointer_to_data.values():
+            data.handle[3].drop_pages()
+
+    def wake_up(self, tags):
+        for data in self.pointer_to_data.values():
+            if tags is None or data.tag in tags:
+                data.handle[3].take_pages()
+
+
+def vllm(allocator):
+    """Modules that stand in for the ones of vLLM with backends of sleep mode."""
+
+    class CuMemBackend:
+        def suspend(self, level=1):
+            allocator.sleep(offload_tags=("weights",) if level == 1 else ())
+
+        def resume(self, tags=None):
+            allocator.wake_up(tags)
+
+    known = {}
+
+    def register_backend(name, module, class_name):
+        if name in known:
+            raise ValueError(name)
+        known[name] = lambda: getattr(importlib.import_module(module), class_name)
+
+    names = ("vllm", "vllm.device_allocator", "vllm.device_allocator.sleep_mode_backend", "vllm.platforms")
+    top, device_allocator, backends, platforms = modules = [types.ModuleType(name) for name in names]
+    top.device_allocator, top.platforms, device_allocator.sleep_mode_backend = device_allocator, platforms, backends
+    device_allocator.get_mem_allocator_instance = lambda: allocator
+    backends.CuMemBackend, backends.SleepModeBackendFactory = (
+        CuMemBackend,
+        types.SimpleNamespace(register_backend=register_backend),
+    )
+    platforms.current_platform = types.SimpleNamespace(is_cuda=lambda: True)
+    sys.modules.update(zip(names, modules, strict=True))
+    return known
+
+
+@over_the_fake_driver(torch=True)
+def test_a_backend_of_vllms_sleep_mode():
+    memory_saver()
+    allocator = Allocator()
+    from penstock._move import vllm_plugin
+
+    vllm_plugin.register()  # without vLLM
+    known = vllm(allocator)
+    vllm_plugin.register()
+    vllm_plugin.register()
+    backend_class = known["penstock"]()
+    assert backend_class.is_supported()
+    backend = backend_class()
+    weights, cache = [Tensor(), Tensor(5 * MIB)], Tensor()
+    for tensor in weights:
+        allocator.add(tensor, "weights")
+    allocator.add(cache, "kv_cache")
+    awake, copies = driver.device_bytes(), driver.calls("cuMemcpyDtoHAsync")
+    for turn in range(3):
+        backend.suspend()
+        assert awake - driver.device_bytes() == 14 * MIB
+        backend.resume(["weights"])
+        assert all(tensor.has_its_bytes() for tensor in weights)
+        backend.resume(["kv_cache"])
+        assert driver.device_bytes() == awake
+        cache.write(cache.sent)
+        if turn == 1:  # other weights
+            del allocator.pointer_to_data[weights[0].address]
+            weights[0].free()
+            weights[0] = Tensor()
+            allocator.add(weights[0], "weights")
+    assert driver.calls("cuMemcpyDtoHAsync") > copies
+    copies = driver.calls("cuMemcpyDtoHAsync")
+    backend.suspend(2)
+    backend.resume()
+    assert driver.calls("cuMemcpyDtoHAsync") == copies and driver.device_bytes() == awake
+    for tensor in (*weights, cache):
+        tensor.free()
 
 
 @gpu

@@ -7,7 +7,7 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .. import _core
@@ -22,14 +22,17 @@ _PART_BYTES = 256 << 20
 _ALIGNMENT = 256
 
 
-class Region(int):
-    """The number of a region of penstock.memory_saver, which may be parked as a whole."""
+class Region:
+    """Memory that is parked as a whole. `memory` lists its pieces: FixedMemory, or what stands in for that."""
+
+    def __init__(self, memory: Callable[[], Iterable[Any]]) -> None:
+        self.memory = memory
 
 
 class FixedStorage:
     """Memory of a region. Stands in for a storage of PyTorch's."""
 
-    def __init__(self, memory: _core.FixedMemory) -> None:
+    def __init__(self, memory: Any) -> None:
         self.memory, self._cdata = memory, id(memory)
         self.device = sys.modules["torch"].device("cuda", memory.gpu)
 
@@ -236,7 +239,7 @@ def find_storages(things: Any) -> list[Found]:
     """The storages of all tensors of a nest, each once. Raises InvalidArgument, with the name, for a tensor that cannot
     be parked, and TypeError for something else than modules, optimizers, tensors and nests of them."""
     if isinstance(things, Region):
-        return [Found("a region", FixedStorage(memory)) for memory in _core.memory_of_region(things)]
+        return [Found("a region", FixedStorage(memory)) for memory in things.memory()]
     found: dict[int, Found] = {}
     for name, tensor in _named(things, "", {}):
         why = _why_not(tensor)
