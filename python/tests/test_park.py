@@ -7,6 +7,7 @@ import errno
 import gc
 import itertools
 import os
+import pathlib
 import resource
 import subprocess
 import sys
@@ -367,8 +368,8 @@ def test_what_cannot_be_parked_is_named_and_nothing_is_moved(home, name):
 def test_bad_arguments():
     with pytest.raises(TypeError, match="and nests of them, not 3"):
         penstock.park(3)
-    with pytest.raises(penstock.InvalidArgument, match="'pageable' or a folder for a file, not 'disk'"):
-        penstock.park([], "disk")
+    with pytest.raises(penstock.InvalidArgument, match=r"or the pathlib\.Path of a folder, not '/tmp'"):
+        penstock.park([], "/tmp")
     with pytest.raises(TypeError, match=r"brings back a penstock\.Parked, not a list"):
         penstock.swap([], [])
     with pytest.raises(penstock.InvalidArgument, match="two states"):
@@ -538,19 +539,19 @@ def test_a_full_disk(home, tmp_path):
 def test_a_folder_that_may_not_be_written(home, monkeypatch):
     tensor = torch.rand(100, device=home)
     with pytest.raises(penstock.Error, match="cannot be parked in /proc") as caught:
-        penstock.park(tensor, "/proc")
+        penstock.park(tensor, pathlib.Path("/proc"))
     assert isinstance(caught.value, OSError) and tensor.sum() > 0
 
 
 PARKS = """
-import sys, torch, penstock
+import pathlib, sys, torch, penstock
 from penstock._engines import engine_for
 from penstock._move import parking
 device, folder = sys.argv[1:]
 if not device.startswith("cuda"):
     parking.engine_of = lambda _: engine_for(device)
 tensor = penstock.to_device(torch.rand(8 << 20), device)
-state = penstock.park(tensor, folder)
+state = penstock.park(tensor, pathlib.Path(folder))
 print("parked", flush=True)
 while True:
     state.resume()

@@ -39,7 +39,7 @@ penstock.feed(penstock.Sampler)  # error: "feed"
 penstock.Loader(loader, batchsize=64)  # error: "batchsize"
 penstock.Loader(loader, residency="al")  # error: "residency"
 penstock.Tuning(gather="zero_copy")  # error: "gather"
-penstock.park(loader, "pined")  # error: Literal['pinned', 'pageable']
+penstock.park(loader, "pined")  # error: Literal['pined']
 penstock.move_(pairs)  # error: "device"
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 from .. import _core
 from .._engines import engine_of_gpu
 from .._errors import Closed, InvalidArgument, OutOfMemory, note, out_of_memory
-from .parts import PAGEABLE, PINNED, Found, Part, find_storages, make_parts, refuse_fixed
+from .parts import PAGEABLE, PINNED, Found, Part, Where, find_storages, make_parts, refuse_fixed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,9 @@ class ParkStatistics:
 class Parked:
     """State that `park` took off the GPU. Its bytes are here: keep it until `resume`. Thread-safe."""
 
-    def __init__(self, things: Any, where: str | os.PathLike = PINNED, skip_frozen: bool = False) -> None:
-        if where not in (PINNED, PAGEABLE) and not (isinstance(where, str | os.PathLike) and os.path.isdir(where)):
-            raise InvalidArgument(f"where is 'pinned', 'pageable' or a folder for a file, not {where!r}.")
+    def __init__(self, things: Any, where: Where = PINNED, skip_frozen: bool = False) -> None:
+        if where not in (PINNED, PAGEABLE) and not (isinstance(where, os.PathLike) and os.path.isdir(where)):
+            raise InvalidArgument(f"where is 'pinned', 'pageable' or the pathlib.Path of a folder, not {where!r}.")
         if "torch" not in sys.modules:
             raise TypeError(f"park takes tensors of PyTorch and what holds some, not a {type(things).__name__}.")
         self._things = things
@@ -221,7 +221,7 @@ class Parked:
         return refused
 
 
-def park(things: Any, where: str | os.PathLike = PINNED, *, skip_frozen: bool = False) -> Parked:
+def park(things: Any, where: Where = PINNED, *, skip_frozen: bool = False) -> Parked:
     """Take the tensors of modules, optimizers and nests off their GPUs, and return what brings them back.
 
     Their storages are copied to memory of the host and emptied; PyTorch's allocator then has the GPU's memory.
@@ -233,7 +233,7 @@ def park(things: Any, where: str | os.PathLike = PINNED, *, skip_frozen: bool = 
     blocks until the bytes are on the host. Only one thread may use the tensors during the call.
 
     `where`: "pinned" is page-locked memory of penstock's pools, of the exact size, at the speed of the link. The Parked
-    keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory. Anything else is a folder: the
+    keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory. A pathlib.Path is a folder: the
     bytes go to files there without names, through pinned staging memory. The files are gone after `resume`, or with the
     process if it ends first. With `skip_frozen` the Parked keeps them.
 
@@ -250,7 +250,7 @@ def park(things: Any, where: str | os.PathLike = PINNED, *, skip_frozen: bool = 
 
 
 @contextlib.contextmanager
-def parked(things: Any, where: str | os.PathLike = PINNED) -> Iterator[Parked]:
+def parked(things: Any, where: Where = PINNED) -> Iterator[Parked]:
     """A context in which `things` are parked; see `park`. They come back at its end."""
     state = park(things, where)
     try:

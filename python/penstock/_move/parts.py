@@ -8,14 +8,16 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from .. import _core
 from .._checks import has
 from .._errors import InvalidArgument, allocator_out_of_memory, file_error
 from .nests import parts_of
 
-PINNED, PAGEABLE = "pinned", "pageable"
+Where = Literal["pinned", "pageable"] | os.PathLike[str]
+PINNED: Literal["pinned"] = "pinned"
+PAGEABLE: Literal["pageable"] = "pageable"
 
 # Parts are enqueued and freed one by one. One copy is at the link's rate from some MiB on.
 _PART_BYTES = 256 << 20
