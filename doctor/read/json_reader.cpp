@@ -113,14 +113,8 @@ void JsonReader::take(char expected, std::string_view name) {
   ++at_;
 }
 
-void JsonReader::begin_object() {
-  take('{', "an object");
-  if (started_.size() == kDeepest) fail("at most 256 levels", "more");
-  started_.push_back(false);
-}
-
-void JsonReader::begin_array() {
-  take('[', "an array");
+void JsonReader::begin(char bracket, std::string_view name) {
+  take(bracket, name);
   if (started_.size() == kDeepest) fail("at most 256 levels", "more");
   started_.push_back(false);
 }

@@ -32,10 +32,10 @@ class JsonReader {
   /// True if the next value is an array.
   [[nodiscard]] bool is_array();
 
-  void begin_object();
+  void begin_object() { begin('{', "an object"); }
   /// Reads the next key, or the object's end: then false. `key` is valid until the next call.
   [[nodiscard]] bool next_key(std::string_view& key);
-  void begin_array();
+  void begin_array() { begin('[', "an array"); }
   /// False at the array's end.
   [[nodiscard]] bool next_element();
 
@@ -55,6 +55,7 @@ class JsonReader {
   [[noreturn]] void fail(std::string_view expected, std::string_view found = {}) const;
 
  private:
+  void begin(char bracket, std::string_view name);
   bool refill(std::size_t keep_from);
   char next_visible();
   void take(char expected, std::string_view name);

@@ -40,8 +40,7 @@ std::string spelled_alike(std::string_view name) {
 /// By its name, or as the report calls it.
 std::optional<DevicePart> part_named(std::string_view name) {
   const std::string wanted = spelled_alike(name);
-  for (std::size_t i = 0; i < kDeviceParts; ++i) {
-    const auto part = static_cast<DevicePart>(i);
+  for (const DevicePart part : kAllDeviceParts) {
     if (spelled_alike(device_part_name(part)) == wanted || spelled_alike(device_part_label(part)) == wanted)
       return part;
   }
@@ -77,8 +76,7 @@ double number_of(std::string_view text) {
 std::vector<std::string_view> known_parts() {
   std::vector<std::string_view> names;
   names.reserve(kDeviceParts);
-  for (std::size_t i = 0; i < kDeviceParts; ++i)
-    names.push_back(device_part_name(static_cast<DevicePart>(i)));
+  for (const DevicePart part : kAllDeviceParts) names.push_back(device_part_name(part));
   return names;
 }
 

@@ -76,9 +76,9 @@ ExcerptLane account_lane(const Timeline& timeline, const HostActivity& host, std
                          TimeSpan window, const std::string& group) {
   const auto parts = device_parts(timeline, window, device_activity(timeline, device, window), host);
   ExcerptLane lane{group, "where the time goes", true, {}};
-  for (std::size_t i = 0; i < kDeviceParts; ++i) {
-    for (const TimeSpan& time : parts[i])
-      lane.bars.push_back(bar(time, device_part_label(static_cast<DevicePart>(i))));
+  for (const DevicePart part : kAllDeviceParts) {
+    for (const TimeSpan& time : parts[static_cast<std::size_t>(part)])
+      lane.bars.push_back(bar(time, device_part_label(part)));
   }
   std::sort(lane.bars.begin(), lane.bars.end(),
             [](const ExcerptBar& a, const ExcerptBar& b) { return a.time.begin < b.time.begin; });

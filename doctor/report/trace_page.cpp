@@ -56,8 +56,7 @@ std::string_view part_colour(DevicePart part) {
 
 /// The colour of a bar of the timeline.
 std::string_view bar_colour(std::string_view kind) {
-  for (std::size_t i = 0; i < kDeviceParts; ++i) {
-    const auto part = static_cast<DevicePart>(i);
+  for (const DevicePart part : kAllDeviceParts) {
     if (kind == device_part_label(part)) return part_colour(part);
   }
   if (kind == "kernel" || kind == "copy within GPUs") return "compute";
@@ -94,8 +93,7 @@ std::string of_each(Reports reports, Part&& part) {
 std::string account_html(const DeviceAccount& account) {
   std::string bar;
   std::string legend;
-  for (std::size_t i = 0; i < kDeviceParts; ++i) {
-    const auto part = static_cast<DevicePart>(i);
+  for (const DevicePart part : kAllDeviceParts) {
     if (account.part(part) == 0) continue;
     constexpr double kRoom = 0.06;  // of the bar, for a figure in it
     const double share = account.share(part);

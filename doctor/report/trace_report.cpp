@@ -102,8 +102,7 @@ bool is_rare(DevicePart part) {
 
 std::string account_text(const DeviceAccount& account) {
   Table table({"where the time went", account.steps > 0 ? "a step" : "in all", "share"});
-  for (std::size_t i = 0; i < kDeviceParts; ++i) {
-    const auto part = static_cast<DevicePart>(i);
+  for (const DevicePart part : kAllDeviceParts) {
     if (account.part(part) == 0 && is_rare(part)) continue;
     table.add({std::string(device_part_label(part)), seconds_text(account.per_step(account.part(part))),
                fmt::format("{:.1f} %", 100 * account.share(part))});
@@ -212,8 +211,7 @@ Json step_times_json(const std::optional<StepTimes>& times) {
 
 Json account_json(const DeviceAccount& account) {
   Json parts;
-  for (std::size_t i = 0; i < kDeviceParts; ++i) {
-    const auto part = static_cast<DevicePart>(i);
+  for (const DevicePart part : kAllDeviceParts) {
     parts[std::string(device_part_name(part))] = {
         {"seconds", static_cast<double>(account.part(part)) * kNanosecond}, {"share", account.share(part)}};
   }

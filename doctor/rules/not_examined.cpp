@@ -198,9 +198,8 @@ constexpr auto kExamined = std::to_array<Examined>({{Need::types, why_no_types},
 /// `first` on.
 std::vector<std::string> all_that_needs_idle_time(DevicePart first) {
   std::vector<std::string> names(finding_ids().begin(), finding_ids().end());
-  for (auto i = static_cast<std::size_t>(first); i < kDeviceParts; ++i) {
-    const auto part = static_cast<DevicePart>(i);
-    if (part != DevicePart::not_observed) names.emplace_back(device_part_name(part));
+  for (const DevicePart part : kAllDeviceParts) {
+    if (part >= first && part != DevicePart::not_observed) names.emplace_back(device_part_name(part));
   }
   return names;
 }

@@ -86,8 +86,7 @@ TEST(TimelineExcerpt, AccountsForEachMoment) {
       end = part.time.end;
     }
     EXPECT_EQ(end, shown.window.end);
-    for (std::size_t i = 0; i < kDeviceParts; ++i) {
-      const auto part = static_cast<DevicePart>(i);
+    for (const DevicePart part : kAllDeviceParts) {
       TraceTime sum = 0;
       for (const ExcerptBar& bar : parts) sum += bar.kind == device_part_label(part) ? bar.busy : 0;
       EXPECT_EQ(sum, diagnosis.accounts[0].part(part)) << device_part_label(part);

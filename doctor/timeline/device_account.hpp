@@ -29,7 +29,10 @@ enum class DevicePart : std::uint8_t {
   /// but these, if it holds no copies.
   not_observed,
 };
-inline constexpr std::size_t kDeviceParts = 8;
+inline constexpr auto kAllDeviceParts = std::to_array(
+    {DevicePart::kernel, DevicePart::communication, DevicePart::exposed_copy, DevicePart::waiting_for_data,
+     DevicePart::starting, DevicePart::launch_or_sync, DevicePart::other_idle, DevicePart::not_observed});
+inline constexpr std::size_t kDeviceParts = kAllDeviceParts.size();
 /// "kernel", "exposed_copy", ...: the names in JSON and in budgets.
 [[nodiscard]] std::string_view device_part_name(DevicePart part) noexcept;
 /// The words of reports.
