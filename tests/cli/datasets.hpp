@@ -38,12 +38,4 @@ void write_npy(const std::filesystem::path& file, const std::string& type, const
                static_cast<std::streamsize>(values.size() * sizeof(T)));
 }
 
-/// A .safetensors file of this header and data.
-inline void write_safetensors(const std::filesystem::path& file, const std::string& header,
-                              const std::string& data) {
-  std::ofstream stream(file, std::ios::binary);
-  for (int byte = 0; byte < 8; ++byte) stream << static_cast<char>(header.size() >> (8 * byte) & 0xff);
-  stream << header << data;
-}
-
 }  // namespace penstock::testing

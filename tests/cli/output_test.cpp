@@ -46,10 +46,6 @@ class Output : public ::testing::Test {
     std::sort(found.begin(), found.end());
     return found;
   }
-  void put_weights() const {
-    testing::write_safetensors(home / "model.safetensors",
-                               R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc");
-  }
   void put(const std::string& file, const std::string& text) const {
     std::ofstream(home / file, std::ios::binary) << text;
   }
@@ -74,11 +70,8 @@ TEST_F(Output, AFeedOutlivesStandardError) {
 }
 
 TEST_F(Output, StandardOutputThatCannotBeWrittenIsAFailure) {
-  put_weights();
-  for (const char* words :
-       {"feed images.npy --device host", "feed images.npy --device host --json -", "info", "info --json -",
-        "load model.safetensors --device host", "load model.safetensors --device host --json -", "--help",
-        "feed --help", "--version"}) {
+  for (const char* words : {"feed images.npy --device host", "feed images.npy --device host --json -", "info",
+                            "info --json -", "--help", "feed --help", "--version"}) {
     const std::string start = std::string("\"$PENSTOCK\" ") + words;
     const CommandResult full = command.run_script(start + " >/dev/full");
     EXPECT_EQ(full.status, 1) << words;
@@ -101,7 +94,6 @@ TEST_F(Output, FilesAreWrittenThoughStandardOutputFailsAtTheEnd) {
 }
 
 TEST_F(Output, NothingIsWrittenOntoAnInput) {
-  put_weights();
   const std::string images = text_of("images.npy");
   fs::create_symlink("images.npy", home / "link.npy");
   fs::create_hard_link(home / "images.npy", home / "hard.npy");
@@ -119,9 +111,6 @@ TEST_F(Output, NothingIsWrittenOntoAnInput) {
                    "the dataset");
   expect_complaint(command.run_script(start + "link --device host --profile p.json --json ./p.json"), 2,
                    "the link profile");
-  expect_complaint(
-      command.run_script(start + "load model.safetensors --device host --json ./model.safetensors"), 2,
-      "the weights");
   EXPECT_EQ(text_of("images.npy"), images);
   EXPECT_EQ(text_of("set/images.npy"), images);
   EXPECT_EQ(text_of("profile.json"), "{}");
