@@ -9,8 +9,12 @@ namespace penstock::cli {
 namespace {
 
 void add_what(CLI::App& command, FeedOptions& options) {
-  add_sources(command, "SOURCES", options.sources,
-              "Files (.npy, .npz, .safetensors), whose arrays are the fields, or directories of them");
+  command
+      .add_option("SOURCES", options.sources,
+                  "Files (.npy, .npz, .safetensors), whose arrays are the fields, or directories of them")
+      ->required()
+      ->type_name("")
+      ->check(not_empty());
   add_bytes(command, "--load-limit", options.load_limit,
             "Read files up to this size into memory, and map larger ones (default: a quarter of the memory)");
   add_count(command, "--batch", options.batch, 1, kMostCount, "Samples in a batch", "256");
@@ -20,9 +24,14 @@ void add_what(CLI::App& command, FeedOptions& options) {
 
 void add_how(CLI::App& command, FeedOptions& options) {
   add_device(command, options.device);
-  add_repeatable(
-      command, "--to", options.to, "[FIELD=]TYPE",
-      "Type to deliver, such as float32; without FIELD, for all fields that can widen to it, scalars aside");
+  // Each occurrence takes one value, so that the words after it stay sources.
+  command
+      .add_option("--to", options.to,
+                  "Type to deliver, such as float32; without FIELD, for all fields that can widen to it, "
+                  "scalars aside")
+      ->type_name("[FIELD=]TYPE")
+      ->allow_extra_args(false)
+      ->check(not_empty());
   command
       .add_option("--residency", options.residency,
                   "Part kept in device memory: none, all, auto or a fraction such as 0.25")

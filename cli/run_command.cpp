@@ -69,8 +69,8 @@ void add_link(CLI::App& app, LinkOptions& options) {
   add_count(*command, "--repetitions", options.repetitions, 1, 100000, "Most repetitions of a point",
             "as time allows");
   add_json(*command, options.json, "everything measured");
-  CLI::Option* no_store =
-      add_off_flag(*command, "--no-store", options.store, "Leave the stored profile as it is");
+  CLI::Option* no_store = command->add_flag_callback(
+      "--no-store", [&options] { options.store = false; }, "Leave the stored profile as it is");
   add_file(*command, "--profile", options.profile, "Store the profile here instead of in the user's cache")
       ->excludes(no_store);
   command->callback([&options, most] {

@@ -30,10 +30,6 @@ CLI::Validator not_empty() {
   return {[](const std::string& text) { return text.empty() ? "it is empty" : ""; }, ""};
 }
 
-CLI::Option* add_off_flag(CLI::App& command, const char* name, bool& value, const std::string& description) {
-  return command.add_flag_callback(name, [&value] { value = false; }, description);
-}
-
 CLI::Option* add_time(CLI::App& command, const char* name, const std::string& unit, double least, double most,
                       const std::function<void(double)>& take, const std::string& description) {
   return command
@@ -69,22 +65,9 @@ CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
       ->type_name("SIZE");
 }
 
-CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
-                            const std::string& type, const std::string& description) {
-  return command.add_option(name, values, description)
-      ->type_name(type)
-      ->allow_extra_args(false)
-      ->check(not_empty());
-}
-
 CLI::Option* add_file(CLI::App& command, const char* name, std::string& file,
                       const std::string& description) {
   return command.add_option(name, file, description)->type_name("FILE")->check(not_empty());
-}
-
-void add_sources(CLI::App& command, const char* name, std::vector<std::string>& sources,
-                 const std::string& description) {
-  command.add_option(name, sources, description)->required()->type_name("")->check(not_empty());
 }
 
 void add_json(CLI::App& command, std::string& file, const std::string& description) {

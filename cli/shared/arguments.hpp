@@ -39,26 +39,17 @@ CLI::Option* add_count(CLI::App& command, const char* name, Count& count, std::u
       ->type_name("N");
 }
 
-/// A flag that sets `value` to false.
-CLI::Option* add_off_flag(CLI::App& command, const char* name, bool& value, const std::string& description);
 /// An option whose value is a number of `unit` from `least` to `most`. `name` is a literal.
 CLI::Option* add_time(CLI::App& command, const char* name, const std::string& unit, double least, double most,
                       const std::function<void(double)>& take, const std::string& description);
 /// An option whose value is a size such as 64MiB. `name` is a literal.
 CLI::Option* add_bytes(CLI::App& command, const char* name, std::size_t& bytes,
                        const std::string& description);
-/// An option that may be given several times. Each occurrence takes one value, so that the words after it
-/// stay sources.
-CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
-                            const std::string& type, const std::string& description);
 /// Of an option's value.
 [[nodiscard]] CLI::Validator not_empty();
 CLI::Option* add_file(CLI::App& command, const char* name, std::string& file, const std::string& description);
 /// --json, which means the same in every command.
 void add_json(CLI::App& command, std::string& file, const std::string& description);
-/// One or more words without an option.
-void add_sources(CLI::App& command, const char* name, std::vector<std::string>& sources,
-                 const std::string& description);
 CLI::Option* add_device(CLI::App& command, std::string& device);
 
 }  // namespace penstock::cli

@@ -3,9 +3,8 @@
 #include "core/shared/gather_rows.hpp"
 #include "data/shared/block_reader.hpp"
 
-#include <penstock/device/topology.hpp>
-
 #include <penstock/data/pictures.hpp>
+#include <penstock/device/topology.hpp>
 
 #include <algorithm>
 
