@@ -22,6 +22,7 @@ from ._loader.loader import Loader
 from ._loader.pictures import Pictures
 from ._loader.sampler import Sampler
 from ._loader.shared_dataset import SharedDataset
+from ._loader.tokens import tokens
 from ._loader.tuning import Tuning
 from ._move.modules import move_
 from ._move.nests import register_batch_type
@@ -74,5 +75,6 @@ __all__ = [
     "swap",
     "to_device",
     "to_host",
+    "tokens",
     "worker_memory_limit",
 ]

@@ -67,7 +67,7 @@ FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
   const Field& first = chunks.front()->field();
   for (const FieldReaderPtr& chunk : chunks) {
     const Field& field = chunk->field();
-    if (chunk->memory().empty() || field.dtype != first.dtype || field.shape != first.shape) {
+    if (chunk->address(0) == nullptr || field.dtype != first.dtype || field.shape != first.shape) {
       throw InvalidArgument(fmt::format(
           "The chunks of field '{}' lie in memory or in mapped files, and their samples have one type and "
           "shape: {} of {}, and not {} of {}.",

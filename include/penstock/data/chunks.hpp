@@ -8,9 +8,10 @@
 
 namespace penstock {
 
-/// The samples of several arrays, one behind the other, read where they lie. If `rows` is not empty, sample i
-/// is row rows[i] of all of them. Throws InvalidArgument if a chunk lies neither in memory nor in a mapped
-/// file, if types or shapes differ, if there is no chunk, and for a row past the end.
+/// The samples of several arrays, one behind the other, read where they lie, which may be at equal distances.
+/// If `rows` is not empty, sample i is row rows[i] of all of them. Throws InvalidArgument if a chunk lies
+/// neither in memory nor in a mapped file, if types or shapes differ, if there is no chunk, and for a row
+/// past the end.
 [[nodiscard]] FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
                                          std::vector<std::uint64_t> rows = {});
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from .._checks import has, numpy_for, whole
 from .._errors import InvalidArgument, Unsupported
 from .columns import Fields, columns_of, is_a, is_column, is_table, values_of
 from .conversions import targets_of
+from .tokens import documents
 
 _MOST_VALUES = 2**31 - 1
 
@@ -126,6 +128,8 @@ def _ragged(name: str, value: Any, rows: Any) -> Ragged:
     numpy = numpy_for(f"Field '{name}'")
     if is_a("datasets.arrow_dataset", "Column", value) and is_a("datasets", "Dataset", value.source):
         return _ragged(name, *_columns(value.source)[value.column_name])
+    if isinstance(value, str | os.PathLike):
+        value = documents(value)
     if is_a("polars", "Series", value):
         value = value.to_arrow()
     if is_column(value):

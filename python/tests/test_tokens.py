@@ -1,0 +1,111 @@
+"""Files of tokens: windows, shards, Megatron's indices, and what does not fit."""
+
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+
+TOKENS = np.random.default_rng(3).integers(0, 2**16, 1000, np.uint16)
+LENGTHS = [3, 0, 400, 97, 500]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A file of Megatron's, and its index."""
+    TOKENS.tofile(tmp_path / "corpus.bin")
+    places = 2 * np.concatenate([[0], np.cumsum(LENGTHS)[:-1]])
+    parts = [
+        struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, len(LENGTHS), len(LENGTHS) + 1),
+        np.int32(LENGTHS).tobytes(),
+        np.int64(places).tobytes(),
+        np.arange(len(LENGTHS) + 1, dtype=np.int64).tobytes(),
+    ]
+    (tmp_path / "corpus.idx").write_bytes(b"".join(parts))
+    return tmp_path / "corpus.bin"
+
+
+def windows_of(data, device="host", **options):
+    got = []
+    for x, y in penstock.Loader(data, 4, device=device, **options):
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        assert torch.equal(x[:, 1:], y[:, :-1]) and x.data_ptr() + x.itemsize == y.data_ptr()
+        got += torch.cat([x, y[:, -1:]], 1).tolist()
+        del x, y
+    return got
+
+
+def expected(values, length, stride):
+    return [values[begin : begin + length + 1].tolist() for begin in range(0, len(values) - length, stride)]
+
+
+@pytest.mark.parametrize("stride", [None, 1, 50])
+def test_windows_of_a_file(device, corpus, stride):
+    data = penstock.tokens(corpus, "uint16", length=16, stride=stride)
+    assert windows_of(data, device, to="int64") == expected(TOKENS, 16, stride or 16)
+    assert sorted(windows_of(data, device, shuffle=True)) == sorted(expected(TOKENS, 16, stride or 16))
+    assert windows_of(penstock.tokens(str(corpus), length=16, stride=stride), to="int64") == expected(
+        TOKENS, 16, stride or 16
+    )
+
+
+def test_shards_are_one_set(device, tmp_path):
+    for i, cut in enumerate(np.split(TOKENS, [17, 300])):
+        cut.tofile(tmp_path / f"{i}.bin")
+    each = [expected(cut, 16, 5) for cut in np.split(TOKENS, [17, 300])]
+    data = penstock.tokens(tmp_path / "*.bin", np.uint16, length=16, stride=5)
+    assert windows_of(data, device) == each[0] + each[1] + each[2]
+    assert windows_of(penstock.tokens([tmp_path / "2.bin", tmp_path / "0.bin"], "uint16", length=16, stride=5)) == (
+        each[2] + each[0]
+    )
+    whole = penstock.Loader(data, 4, shuffle=True, device="host")
+    batches = iter(whole)
+    next(batches)
+    x, y = next(iter(pickle.loads(pickle.dumps(whole))))
+    assert torch.equal(torch.as_tensor(x), torch.as_tensor(next(batches)[0])) and len(x[0]) == len(y[0]) == 16
+
+
+def test_documents_of_megatron_are_packed(corpus):
+    for path in (corpus, corpus.with_suffix(".idx")):
+        packs = list(penstock.Loader({"text": path}, pack={"text": 1000}, device="host"))
+        assert [torch.as_tensor(pack["cu_seqlens"]).tolist() for pack in packs] == [[0, 3, 403, 500, 1000]]
+        assert np.array_equal(np.asarray(packs[0]["text"]), TOKENS)
+
+
+def test_what_does_not_fit_is_refused(corpus, tmp_path):
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    (tmp_path / "empty.bin").write_bytes(b"")
+    np.zeros(9, np.int32).tofile(tmp_path / "wide.bin")
+    for files, options, message in [
+        (tmp_path / "odd.bin", {"dtype": "uint16"}, "odd.bin has 3 bytes"),
+        (tmp_path / "empty.bin", {"dtype": "uint16"}, "empty.bin has 0 bytes"),
+        (tmp_path / "wide.bin", {}, "wide.idx does not exist: pass the type"),
+        (tmp_path / "wide.bin", {"dtype": "int32", "length": 9}, "wide.bin has 9 tokens, and a window takes 10"),
+        ([corpus, tmp_path / "wide.bin"], {"dtype": "float32", "length": 0}, "length is a number of tokens"),
+        ([], {}, "`files` is a path"),
+    ]:
+        with pytest.raises(penstock.InvalidArgument, match=message):
+            penstock.Loader(penstock.tokens(files, **{"length": 4, **options}), device="host")
+    with pytest.raises(FileNotFoundError):
+        penstock.Loader(penstock.tokens(tmp_path / "none.bin", "uint16", length=4), device="host")
+
+
+def test_a_damaged_index_is_an_error_or_harmless(corpus, random):
+    index = corpus.with_suffix(".idx")
+    whole = index.read_bytes()
+    refused = 0
+    for i in range(400):
+        data = bytearray(whole[: random.integers(len(whole) + 1)] if i % 4 == 0 else whole)
+        for place in random.integers(0, max(len(data), 1), random.integers(1, 4)):
+            data[place : place + 1] = bytes([random.integers(256)])
+        index.write_bytes(data)
+        try:
+            for batch in penstock.Loader({"text": index}, pack={"text": 4096}, device="host"):
+                assert np.isin(np.asarray(batch["text"]), TOKENS.view(np.asarray(batch["text"]).dtype)).all()
+        except penstock.InvalidArgument as error:
+            assert "corpus" in str(error) or "'text'" in str(error)
+            refused += 1
+    assert refused > 100
