@@ -1,6 +1,7 @@
 """Tables as datasets: each column keeps its type, and nulls are refused with the column's name."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -358,3 +359,21 @@ def test_samples_without_bytes_are_refused_for_what_they_are():
     for empty in (np.zeros((4, 0)), torch.zeros(4, 0, 3)):
         with pytest.raises(penstock.InvalidArgument, match=r"'x' has zero bytes.*Leave the field out"):
             penstock.Loader({"x": empty, "y": np.arange(4)}, device="host")
+
+
+@pytest.mark.parametrize("kind", ["file", "dataset"])
+def test_parquet_names_the_lines_that_feed_it(kind, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import dataset, parquet
+
+    parquet.write_table(pyarrow.table({"id": IDS, "y": IDS % 3}), tmp_path / "x.parquet", row_group_size=2)
+    x = parquet.ParquetFile(tmp_path / "x.parquet") if kind == "file" else dataset.dataset(tmp_path / "x.parquet")
+    with pytest.raises(penstock.InvalidArgument) as raised:
+        penstock.Loader(x, 2)
+    in_order, whole = re.search(
+        r"own order: (.*)\. If it fits into memory, write (.*), and", str(raised.value)
+    ).groups()
+    in_order = in_order.replace("batch_size=...", "batch_size=2").replace("device=...", "device='host'")
+    got = list(eval(in_order, {"penstock": penstock, "x": x}))
+    assert torch.cat([torch.as_tensor(batch["id"]) for batch in got]).tolist() == IDS.tolist() and len(got) == 3
+    expect(batches(eval(whole, {"x": x}), "host"), id=IDS, y=IDS % 3)

@@ -228,6 +228,14 @@ def _array(value: Any, name: str) -> Any:
     for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
         if not _is_array(value) and has(value, method):
             raise InvalidArgument(f"Field '{name}' is {_a(value)}; {remedy}.")
+    for method in ("iter_batches", "to_batches"):  # pyarrow's ParquetFile and Dataset
+        if has(value, method) and "pyarrow" in type(value).__module__:
+            raise InvalidArgument(
+                f"Field '{name}' is {_a(value)}, which pyarrow decodes part by part, so that nothing can be shuffled "
+                "over all of it. In its own order: penstock.feed(({column: part[column].to_numpy() for column "
+                f"in part.schema.names}} for part in x.{method}(batch_size=...)), device=...). If it fits into memory, "
+                f"write {'x.read()' if method == 'iter_batches' else 'x.to_table()'}, and a Loader shuffles it."
+            )
     if not _is_array(value) and not isinstance(value, list | tuple | range | memoryview | bytearray):
         raise InvalidArgument(
             f"Field '{name}' is {_a(value)}, not an array. A Loader feeds arrays in memory or in a mapped file. For a "
