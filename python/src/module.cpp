@@ -4,7 +4,6 @@
 #include "interpreter_lock.hpp"
 #include "loader/file_field.hpp"
 #include "loader/native_loader.hpp"
-#include "loader/packs.hpp"
 #include "loader/pictures.hpp"
 #include "loader/sampler_state.hpp"
 #include "loader/share_dataset.hpp"
@@ -131,7 +130,6 @@ NB_MODULE(_core, module) {
   bind_feed_account(module);
   bind_file_field(module);
   bind_pictures(module);
-  bind_packs(module);
   bind_loader(module);
   bind_share_dataset(module);
   bind_sampler(module);

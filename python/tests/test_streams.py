@@ -342,3 +342,17 @@ def test_pin_memory_that_returns_nothing_is_explained():
 def test_bfloat16_has_no_name_in_the_cuda_array_interface():
     for batch in penstock.Loader(np.arange(12, dtype=np.uint8).reshape(4, 3), 4, device="cuda:0", to="bfloat16"):
         assert batch.dtype == "bfloat16" and not hasattr(batch, "__cuda_array_interface__")
+
+
+@over_the_fake_driver
+def test_packs_cross_the_link_without_the_room_behind_them():
+    lengths = np.random.default_rng(1).integers(1, 60, 400)
+    values = np.arange(lengths.sum(), dtype=np.uint16)
+    data = {"ids": (values, np.concatenate([[0], np.cumsum(lengths)]))}
+    loader = penstock.Loader(data, pack={"ids": 4096}, shuffle=True, to="int64", device="cuda:0")
+    packs = [penstock.to_host(dict(batch)) for batch in loader]
+    assert np.array_equal(np.sort(np.concatenate([pack["ids"] for pack in packs])), values)
+    assert all(pack["cu_seqlens"][-1] == len(pack["ids"]) for pack in packs)
+    assert loader.stats().link_bytes == values.nbytes + 4 * (len(lengths) + len(packs))
+    with pytest.raises(penstock.InvalidArgument, match="leave out the residency"):
+        penstock.Loader(data, pack={"ids": 4096}, residency="all", device="cuda:0")

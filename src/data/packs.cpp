@@ -60,7 +60,7 @@ class PackReader : public FieldReader {
 
   const Field& field() const noexcept override { return field_; }
   std::uint64_t sample_count() const noexcept override { return packing_->sample_count(); }
-  bool varies_by_epoch() const noexcept override { return packing_->options().shuffle; }
+  bool varies_by_epoch() const noexcept override { return true; }  // no pack stays on the device
   std::optional<std::uint64_t> samples_in_epoch(std::uint64_t epoch) const override {
     return packing_->plan(epoch)->packs.size();
   }

@@ -136,7 +136,7 @@ class Loader:
         memory: int | str | None = None,
         device_budget_bytes: int = 0,
         pack: Any = None,
-        pad: str | None = None,
+        pad: Literal["longest"] | None = None,
         tuning: Tuning | None = None,
         **not_taken: NoReturn,
     ):

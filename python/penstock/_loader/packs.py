@@ -90,7 +90,7 @@ class Packed(dict):
 
     def positions(self) -> Any:
         """The place of each value within its sample, as int64, made on the batch's device."""
-        ends, count = self["cu_seqlens"], len(next(iter(self.values())))
+        ends, count = self["cu_seqlens"], next(iter(self.values())).shape[0]
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(ends, torch.Tensor):
             begins = torch.repeat_interleave(ends[:-1], ends.diff(), output_size=count)
