@@ -35,10 +35,6 @@ constexpr TraceTime kRunGap = 200'000;   // between copies that could have been 
 // Without a profile, one copy in place of many small ones: whatever its size, and its bytes per second.
 constexpr double kPackedCopy = 10e-6;
 constexpr double kPackedRate = 10e9;
-// What some rules advise.
-constexpr std::string_view kFeed = "for batch in penstock.feed(loader): ...";
-constexpr std::string_view kLoop =
-    "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) ...";
 
 bool is_large_input(const ViewedCopy& viewed, MemoryKind kind) {
   const TimelineCopy& copy = *viewed.copy;
@@ -291,7 +287,7 @@ std::optional<Finding> find_exposed_copies(const DeviceView& view) {
              : "They have a stream of their own, but begin too late for a kernel to run meanwhile.";
   finding.change = shared ? "copy the next batch on a torch.cuda.Stream() of its own while this one is used"
                           : "copy the next batch before this one's kernels are launched";
-  finding.penstock_change = kFeed;
+  finding.penstock_change = "for batch in penstock.feed(loader): ...";
   return finding;
 }
 
@@ -543,29 +539,48 @@ constexpr auto kCopyRules = std::to_array<Rule>({
              "cudaMallocHost(&batch, bytes) once; cudaMemcpyAsync(x, batch, bytes, "
              "cudaMemcpyHostToDevice, stream)",
              "penstock::TransferEngine engine(device); stream.wait(engine.copy(x, batch, bytes)). Without a "
-             "change: penstock run -- ./program takes copies from 1 MiB on"}},
+             "change: penstock run -- ./program takes copies from 1 MiB on"},
+     .row =
+         {"copies of more than 64 KiB come from pageable memory. Smaller ones do not make the host wait",
+          "the exposed time, less the share that pinned memory would take",
+          "the exposed time and all that the GPU idles, at most the time of the copies and of their calls"}},
     {.id = "blocking-copies",
      .needs = Needs(Need::calls, Need::memory_kinds, Need::sizes),
      .find = find_blocking_copies,
-     .advice = {"x = x.to(device, non_blocking=True)", kFeed},
+     .advice = {"x = x.to(device, non_blocking=True)", "for batch in penstock.feed(loader): ..."},
      .compiled_advice = Advice{"cudaMemcpyAsync in place of cudaMemcpy, and no synchronization behind it",
-                               "stream.wait(engine.copy(x, batch, bytes))"}},
+                               "stream.wait(engine.copy(x, batch, bytes))"},
+     .row = {"the host waits for copies of more than 64 KiB from pinned memory, at most 10 µs after their "
+             "call, or in the same operator or line",
+             "half of what the GPU idles after them, or of the wait if it is shorter",
+             "the exposed time and all that the GPU idles, at most the wait"}},
     {.id = "exposed-copies",
      .needs = Needs(Need::calls, Need::memory_kinds, Need::sizes),
      .find = find_exposed_copies,
      .advice = {"", ""},
-     .compiled_advice = Advice{"copy the next batch on a stream of its own while this one is used", kLoop}},
+     .compiled_advice = Advice{"copy the next batch on a stream of its own while this one is used",
+                               "penstock::Loader loader(dataset, device, options); while (auto batch = "
+                               "loader.next(stream)) ..."},
+     .row = {"asynchronous copies of more than 64 KiB from pinned memory are exposed for 5 % of a step",
+             "half of the exposed time, or of the time of kernels that hide nothing yet if that is shorter",
+             "twice the lower end, and what the GPU idles before and after"}},
     {.id = "default-stream-waits",
      .needs = Needs(Need::calls, Need::sizes, Need::stream_kinds),
      .find = find_default_stream_waits,
      .advice = {"copy the next batch on a torch.cuda.Stream(), or make the stream non-blocking, such as "
                 "cupy.cuda.Stream(non_blocking=True)",
-                kFeed},
+                "for batch in penstock.feed(loader): ..."},
      .compiled_advice =
          Advice{"cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking); copy the next batch there, and "
                 "let events "
                 "order the two. nvcc --default-stream per-thread also does without the default stream",
-                kLoop}},
+                "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
+                "..."},
+     .row =
+         {"an asynchronous copy of more than 64 KiB from pinned memory and a kernel [wait for each "
+          "other](#the-default-stream), only because the copy or the kernel is on the default stream. Such "
+          "copies are exposed for 5 % of a step. `exposed-copies` leaves them out",
+          "as of `exposed-copies`", "as of `exposed-copies`"}},
     {.id = "small-copies",
      .needs = Needs(Need::sizes),
      .find = find_small_copies,
@@ -573,13 +588,22 @@ constexpr auto kCopyRules = std::to_array<Rule>({
                 "batch = penstock.to_device(batch)"},
      .compiled_advice = Advice{"put the pieces side by side in one pinned buffer, and copy that",
                                "engine.copy_pieces(pieces, penstock::CopyDirection::h2d)"},
-     .changes_kernels = true},
+     .changes_kernels = true,
+     .row = {"16 copies a step of at most 64 KiB, by the mean, follow each other without a kernel and with "
+             "gaps of at most 200 µs",
+             "half of the time from the first to the last of them, less one copy: by the profile, or 10 µs "
+             "and its bytes at 10 GB/s",
+             "twice the lower end. Or, if it is more, as one copy may be hidden: their exposed time and all "
+             "that the "
+             "GPU idles, at most the calls of the copies"}},
     {.id = "widened-copies",
      .needs = Needs(Need::sizes, Need::types),
      .find = find_widened_copies,
      .advice = {"x = x.to(device, non_blocking=True).to(dtype)", "penstock.Loader(..., to=dtype)"},
      .moves_less = true,
-     .changes_kernels = true},
+     .changes_kernels = true,
+     .row = {"a trace tells that `copy_` widens values, and as many wide bytes, more than 64 KiB, are copied",
+             "half of the upper end", "the exposed time that the narrow bytes would not take"}},
     {.id = "same-data-again",
      .needs = Needs(Need::sizes, Need::contents),
      .find = find_same_data_again,
@@ -588,14 +612,26 @@ constexpr auto kCopyRules = std::to_array<Rule>({
          Advice{
              "copy it once, before the loop",
              "penstock::Loader loader(dataset, device, {.residency = penstock::Residency::parse(\"auto\")})"},
-     .moves_less = true},
+     .moves_less = true,
+     .row = {"a GPU is sent bytes in copies of more than 64 KiB that it was sent before, as "
+             "[hashes](#contents-of-copies) tell",
+             "half of the exposed time of all but the first of them",
+             "all of this exposed time, and what the GPU idles before"}},
     {.id = "round-trips",
      .needs = Needs(Need::steps, Need::sizes),
      .find = find_round_trips,
      .advice = {"compute it on the GPU, without .cpu() and .numpy()", ""},
      .compiled_advice = Advice{"compute it on the GPU", ""},
      .moves_less = true,
-     .changes_kernels = true},
+     .changes_kernels = true,
+     .row = {"a copy of more than 64 KiB to the host is followed by one of the same size back: in the same "
+             "step, or in the next one if a recording tells that one function calls both, the copy back from "
+             "a later line. If in most steps at least four leave before the first comes back, and kernels "
+             "run for "
+             "less than half of that time, the advice is that for state that is put away",
+             "0: it may be other data",
+             "the time from the beginning of the one to the end of the other in which no kernel runs, "
+             "without waits for a loader"}},
     {.id = "contended-copies",
      .needs = Needs(Need::calls),
      .find = find_contended_copies,
@@ -604,11 +640,25 @@ constexpr auto kCopyRules = std::to_array<Rule>({
                 "for batch in penstock.feed(loader): ...   sends a batch's tensors together"},
      .compiled_advice =
          Advice{"call the copy that is needed first before the large one, or make that in parts of some MiB",
-                kLoop}},
+                "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
+                "..."},
+     .row =
+         {"copies to the GPU, each with a kernel next on its stream, wait longer than they take for "
+          "copies of other streams: those were called before, and run one after the other with gaps of at "
+          "most 5 µs up to its beginning. In 5 % of a step no kernel runs meanwhile",
+          "half of the time in which no kernel runs, or of the time in which nothing is copied to the GPU if "
+          "that is shorter",
+          "the time in which no kernel runs"}},
     {.id = "far-memory",
      .needs = Needs(Need::sizes, Need::nodes),
      .find = find_far_memory,
-     .advice = {"", ""}},
+     .advice = {"", ""},
+     .row = {"copies of more than 64 KiB are exposed for 5 % of a step, and their host memory is known to "
+             "lie at another NUMA node than the GPU's. Or it is pageable, and the thread that copies it runs "
+             "at another node",
+             "0",
+             "their exposed time. With a profile, less the share that pinned memory at the GPU's node would "
+             "take"}},
 });
 
 }  // namespace

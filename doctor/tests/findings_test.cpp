@@ -76,8 +76,6 @@ Diagnosis diagnose(const TimelineBuilder& builder, const LinkProfile* profile = 
   return diagnose_timeline(builder.sorted(), profile);
 }
 
-std::vector<std::string> ids(const TimelineBuilder& builder) { return ids(diagnose(builder)); }
-
 Finding only_finding(const TimelineBuilder& builder, const LinkProfile* profile = nullptr) {
   const Diagnosis diagnosis = diagnose(builder, profile);
   EXPECT_THAT(diagnosis.findings, SizeIs(1)) << ::testing::PrintToString(ids(diagnosis));
@@ -227,7 +225,7 @@ TEST(Findings, CopiesThatNothingHidesGainNoLongerGapsThanThemselves) {
 TEST(Findings, LeaveSmallPageableCopiesAlone) {
   TimelineBuilder builder =
       copying({{.at = {1, 3, 2, 8}, .bytes = 64 << 10, .kind = MemoryKind::pageable}}, 10);
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
 TEST(Findings, LeaveWhatHappensOnceAlone) {
@@ -237,7 +235,7 @@ TEST(Findings, LeaveWhatHappensOnceAlone) {
         if (made++ == 0) pageable(b, t);
       },
       410);
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
 /// A pinned copy, after whose call the host waits, or does not.
@@ -301,11 +299,12 @@ TEST(Findings, CountNoWaitForACopyBeforeTheFirstStep) {
 
 TEST(Findings, NameBlockingCopiesWhoseWaitsComeLaterInTheSameLine) {
   EXPECT_EQ(only_finding(pinned_copies_and_waits("train.py(7)", "train.py(7)")).id, "blocking-copies");
-  EXPECT_THAT(ids(pinned_copies_and_waits("train.py(7)", "train.py(8)")), Contains("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(pinned_copies_and_waits("train.py(7)", "train.py(8)"))),
+              Contains("exposed-copies"));
   // A trace's frames name the first line of their function.
   TimelineBuilder trace = pinned_copies_and_waits("train.py(7)", "train.py(7)");
   trace.timeline.source = TimelineSource::torch_profiler;
-  EXPECT_THAT(ids(trace), Contains("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(trace)), Contains("exposed-copies"));
 }
 
 TEST(Findings, NameCopiesThatNothingHides) {
@@ -370,7 +369,7 @@ TimelineBuilder with_default_stream(const DefaultStream& d) {
   }
   return builder;
 }
-std::vector<std::string> with(const DefaultStream& d) { return ids(with_default_stream(d)); }
+std::vector<std::string> with(const DefaultStream& d) { return ids(diagnose(with_default_stream(d))); }
 
 TEST(Findings, NameCopiesOnTheDefaultStreamThatWaitForKernels) {
   const Finding finding = only_finding(with_default_stream({}));
@@ -401,11 +400,11 @@ TEST(Findings, TakeCopiesForHeldUpOnlyIfTheDefaultStreamDoesIt) {
   EXPECT_THAT(with({.memory = MemoryKind::pageable}), ElementsAre("pageable-copies"));
   TimelineBuilder unknown = with_default_stream({});
   unknown.timeline.stream_kinds.erase({0, kBlockingStream});
-  EXPECT_THAT(ids(unknown), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(unknown)), ElementsAre("exposed-copies"));
   TimelineBuilder elsewhere = with_default_stream({});
   elsewhere.timeline.stream_kinds = {{{1, kDefaultStream}, StreamKind::default_stream},
                                      {{1, kBlockingStream}, StreamKind::blocking}};
-  EXPECT_THAT(ids(elsewhere), ElementsAre("exposed-copies")) << "another device's streams";
+  EXPECT_THAT(ids(diagnose(elsewhere)), ElementsAre("exposed-copies")) << "another device's streams";
 }
 
 TEST(Findings, TakeCopiesThatAreCalledLateForNoneThatWait) {
@@ -429,7 +428,7 @@ TEST(Findings, TakeCopiesThatBeginLongAfterAKernelForNoneThatWait) {
     TimelineBuilder builder = with_default_stream({.begins = 121, .launched = 321});
     for (std::int64_t t = 1000; t < 9000; t += 1000)
       builder.copy(direction, MemoryKind::pinned, kMiB4, t - 80, t - 78, t + 1, t + 121, kOwnStream);
-    return ids(builder);
+    return ids(diagnose(builder));
   };
   EXPECT_THAT(behind_another(CopyDirection::h2d), Contains("default-stream-waits"));
   EXPECT_THAT(behind_another(CopyDirection::d2h), Not(Contains("default-stream-waits")));
@@ -444,13 +443,13 @@ TEST(Findings, TakeCopiesThatRunBesideKernelsForNoneThatWait) {
   EXPECT_THAT(with({.called = 0, .gap = -10}), ElementsAre("exposed-copies"));
   TimelineBuilder builder = with_default_stream({.launched = 205});
   for (std::int64_t t = 1000; t < 9000; t += 1000) builder.kernel(t - 60, t - 40, t + 8, kBlockingStream);
-  EXPECT_THAT(ids(builder), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("exposed-copies"));
 }
 
 TEST(Findings, TakeKernelsOfAnotherDeviceOrThreadForNoneThatWait) {
   TimelineBuilder device = with_default_stream({kDefaultStream, kDefaultStream});
   for (std::int64_t t = 1000; t < 9000; t += 1000) device.kernel(t - 60, t - 40, t + 1, kBlockingStream, 1);
-  EXPECT_THAT(ids(device), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(device)), ElementsAre("exposed-copies"));
   // Each copy is called by a thread of its own, which launched something long ago.
   TimelineBuilder threads = with_default_stream({.called = 0});
   std::uint16_t thread = 0;
@@ -458,13 +457,13 @@ TEST(Findings, TakeKernelsOfAnotherDeviceOrThreadForNoneThatWait) {
     if (call.kind == CallKind::copy) call.thread = ++thread;
   }
   for (; thread > 0; --thread) threads.call(CallKind::launch, 1, 2, thread);
-  EXPECT_THAT(ids(threads), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(threads)), ElementsAre("exposed-copies"));
 }
 
 TEST(Findings, TakeCopiesOfUnknownCallsForNoneThatWait) {
   TimelineBuilder builder = with_default_stream({});
   for (TimelineCopy& copy : builder.timeline.copies) copy.correlation = 0;
-  EXPECT_THAT(ids(builder), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("exposed-copies"));
 }
 
 TEST(Findings, LeaveCopiesAloneThatTheDefaultStreamHoldsUpForLessThanATwentieth) {
@@ -486,24 +485,24 @@ TimelineBuilder half_held(std::int64_t took, std::int64_t held, std::int64_t oth
 }
 
 TEST(Findings, NameTheLargerPartIfTheDefaultStreamHoldsUpHalfOfTheCopies) {
-  EXPECT_THAT(ids(half_held(80, 10, 0)), ElementsAre("exposed-copies"));
-  EXPECT_THAT(ids(half_held(80, 0, 10)), ElementsAre("default-stream-waits"));
-  EXPECT_THAT(ids(half_held(80, 0, 0)), ElementsAre("exposed-copies"));
-  EXPECT_THAT(ids(half_held(50, 0, 1)), IsEmpty());
-  EXPECT_THAT(ids(half_held(50, 0, 0)), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(half_held(80, 10, 0))), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(half_held(80, 0, 10))), ElementsAre("default-stream-waits"));
+  EXPECT_THAT(ids(diagnose(half_held(80, 0, 0))), ElementsAre("exposed-copies"));
+  EXPECT_THAT(ids(diagnose(half_held(50, 0, 1))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(half_held(50, 0, 0))), ElementsAre("exposed-copies"));
   EXPECT_NEAR(only_finding(half_held(80, 0, 10)).seconds, 40 * kUs, 1e-9) << "of that part";
   // Each of them matters by itself.
-  EXPECT_THAT(ids(half_held(200, 50, 0)), ElementsAre("exposed-copies", "default-stream-waits"));
-  EXPECT_THAT(ids(half_held(200, 0, 50)), ElementsAre("default-stream-waits", "exposed-copies"));
+  EXPECT_THAT(ids(diagnose(half_held(200, 50, 0))), ElementsAre("exposed-copies", "default-stream-waits"));
+  EXPECT_THAT(ids(diagnose(half_held(200, 0, 50))), ElementsAre("default-stream-waits", "exposed-copies"));
 }
 
 TEST(Findings, TakeCopiesForRegularIfTheyAreWithThoseThatTheDefaultStreamHoldsUp) {
   TimelineBuilder builder = half_held(200, 0, 10);
   std::vector<TimelineCopy>& copies = builder.timeline.copies;
   copies.erase(copies.begin(), copies.begin() + 2);
-  EXPECT_THAT(ids(builder), ElementsAre("default-stream-waits")) << "three of eight steps each";
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("default-stream-waits")) << "three of eight steps each";
   copies.erase(copies.begin(), copies.begin() + 3);
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
 TEST(Findings, TellCompiledProgramsAStreamThatDoesNotWait) {
@@ -521,14 +520,16 @@ TEST(Findings, HideNoMoreThanThereAreKernels) {
 }
 
 TEST(Findings, LeaveCopiesAloneThatAreExposedForLessThanATwentieth) {
-  const auto exposed = [](std::int64_t took) { return ids(copying({{.at = {2, 4, 4, 4 + took}}}, 120)); };
+  const auto exposed = [](std::int64_t took) {
+    return ids(diagnose(copying({{.at = {2, 4, 4, 4 + took}}}, 120)));
+  };
   EXPECT_THAT(exposed(50), ElementsAre("exposed-copies"));
   EXPECT_THAT(exposed(49), IsEmpty());
 }
 
 TEST(Findings, NameBlockingCopiesWhoseWaitsFollowAtOnce) {
   const auto waiting = [](std::int64_t later) {
-    return ids(copying({{.at = {2, 4, 4, 104}, .waits = {{4 + later, 105}}}}, 155));
+    return ids(diagnose(copying({{.at = {2, 4, 4, 104}, .waits = {{4 + later, 105}}}}, 155)));
   };
   EXPECT_THAT(waiting(10), Contains("blocking-copies"));
   EXPECT_THAT(waiting(11), Not(Contains("blocking-copies")));
@@ -545,14 +546,14 @@ TEST(Findings, TakeARateOnlyFromLargeCopies) {
 TEST(Findings, TakeSmallCopiesForOneRunUpToAGap) {
   // 16 copies, of which the last one counts only if it is in the run of the others.
   const auto with_gap = [](std::int64_t gap) {
-    return ids(steps(
+    return ids(diagnose(steps(
         [gap](TimelineBuilder& b, std::int64_t t) {
           for (std::int64_t i = 0; i < 16; ++i) {
             const std::int64_t at = t + 10 + 10 * i + (i < 15 ? 0 : gap - 8);
             b.copy(CopyDirection::h2d, MemoryKind::pinned, 1024, at - 5, at - 3, at, at + 2);
           }
         },
-        500));
+        500)));
   };
   EXPECT_THAT(with_gap(200), ElementsAre("small-copies"));
   EXPECT_THAT(with_gap(201), IsEmpty());
@@ -640,7 +641,7 @@ TEST(Findings, GiveNoMoreThanAFeedOverTheLinkWould) {
   EXPECT_NEAR(only_finding(builder, &profile).gain.high, 200 * kUs, 5 * kUs);
 }
 
-TEST(Findings, LeaveAFewSmallCopiesAlone) { EXPECT_THAT(ids(small_copies(15)), IsEmpty()); }
+TEST(Findings, LeaveAFewSmallCopiesAlone) { EXPECT_THAT(ids(diagnose(small_copies(15))), IsEmpty()); }
 
 TEST(Findings, LeaveSmallCopiesBetweenKernelsAlone) {
   TimelineBuilder builder = steps(
@@ -652,7 +653,7 @@ TEST(Findings, LeaveSmallCopiesBetweenKernelsAlone) {
         }
       },
       400);
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
 /// A pinned copy of as many bytes as elements times `sent_bytes`, in copy_ from uint8 to float32.
@@ -674,12 +675,14 @@ TEST(Findings, NameValuesThatAreWidenedBeforeTheCopy) {
   expect_gain(finding, 15, 30);
 }
 
-TEST(Findings, LeaveValuesThatAreWidenedOnTheGpuAlone) { EXPECT_THAT(ids(conversions(1)), IsEmpty()); }
+TEST(Findings, LeaveValuesThatAreWidenedOnTheGpuAlone) {
+  EXPECT_THAT(ids(diagnose(conversions(1))), IsEmpty());
+}
 
 TEST(Findings, TakeAConversionBeforeTheOperatorForAnother) {
   TimelineBuilder builder = conversions(4);
   for (TimelineWidening& widening : builder.timeline.widenings) widening.begin -= 2000;
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
 /// A copy of 4 MiB in each step, on a stream of its own and exposed for 100 us. `contents` are those of a
@@ -712,10 +715,10 @@ TEST(Findings, NameDataThatIsSentAgain) {
 }
 
 TEST(Findings, TakeOtherDataForNoneThatIsSentAgain) {
-  EXPECT_THAT(ids(batches([](std::int64_t i) { return 1 + i; })), IsEmpty());
-  EXPECT_THAT(ids(batches([](std::int64_t) { return 0; })), IsEmpty()) << "it is not known";
-  EXPECT_THAT(ids(batches([](std::int64_t i) { return 1 + i % 5; })), IsEmpty()) << "3 of 8 steps";
-  EXPECT_THAT(ids(batches([](std::int64_t i) { return 1 + i % 4; })), SizeIs(1)) << "4 of 8 steps";
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t i) { return 1 + i; }))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t) { return 0; }))), IsEmpty()) << "it is not known";
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t i) { return 1 + i % 5; }))), IsEmpty()) << "3 of 8 steps";
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t i) { return 1 + i % 4; }))), SizeIs(1)) << "4 of 8 steps";
 }
 
 TEST(Findings, LeaveDataAloneThatACopyToTheHostMayHaveWrittenMeanwhile) {
@@ -727,14 +730,15 @@ TEST(Findings, LeaveDataAloneThatACopyToTheHostMayHaveWrittenMeanwhile) {
       made.copy(CopyDirection::d2h, MemoryKind::pinned, bytes, t, t + 1, t + 1, t + ends, 21);
     return made;
   };
-  EXPECT_THAT(ids(builder(kMiB4, 5)), Not(Contains("same-data-again")));
-  EXPECT_THAT(ids(builder(kMiB4, 4)), Contains("same-data-again")) << "it ended before the call did";
-  EXPECT_THAT(ids(builder(kMiB4 + 4, 5)), Contains("same-data-again")) << "another size";
+  EXPECT_THAT(ids(diagnose(builder(kMiB4, 5))), Not(Contains("same-data-again")));
+  EXPECT_THAT(ids(diagnose(builder(kMiB4, 4))), Contains("same-data-again"))
+      << "it ended before the call did";
+  EXPECT_THAT(ids(diagnose(builder(kMiB4 + 4, 5))), Contains("same-data-again")) << "another size";
 }
 
 TEST(Findings, LeaveSmallDataThatIsSentAgainAlone) {
-  EXPECT_THAT(ids(batches([](std::int64_t) { return 7; }, 64 << 10)), IsEmpty());
-  EXPECT_THAT(ids(batches([](std::int64_t) { return 7; }, (64 << 10) + 1)), SizeIs(1));
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t) { return 7; }, 64 << 10))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(batches([](std::int64_t) { return 7; }, (64 << 10) + 1))), SizeIs(1));
 }
 
 /// A copy to the host in each step, and then one of `bytes` back.
@@ -794,15 +798,15 @@ TEST(Findings, NameParkedStateThatIsCopiedByHand) {
 }
 
 TEST(Findings, TakeCopiesOfAnotherSizeOrOrderForNoRoundTrips) {
-  EXPECT_THAT(ids(round_trips(kMiB4 / 2, 40)), IsEmpty());
-  EXPECT_THAT(ids(round_trips(kMiB4, 25)), IsEmpty());
+  EXPECT_THAT(ids(diagnose(round_trips(kMiB4 / 2, 40))), IsEmpty());
+  EXPECT_THAT(ids(diagnose(round_trips(kMiB4, 25))), IsEmpty());
 }
 
 TEST(Findings, TakeCopiesOfTwoStepsForNoRoundTrip) {
   // The result of a step, and then the next step's batch.
   TimelineBuilder builder =
       copying({{.at = {1, 2, 3, 13}}, {.at = {14, 15, 18, 28}, .direction = CopyDirection::d2h}}, 30);
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
 /// Steps that are parted between a copy to the host, called in the frames of `out`, and one back, called in
@@ -859,10 +863,10 @@ TEST(Findings, TakeTheResultOfAStepAndTheNextBatchForNoRoundTrip) {
       {{"train.py(38): train", "train.py(3): move"}, {"train.py(38): train"}},
   };
   for (const auto& [out, in] : stacks)
-    EXPECT_THAT(ids(parted_round_trips(out, in)), Not(Contains("round-trips"))) << out.front();
+    EXPECT_THAT(ids(diagnose(parted_round_trips(out, in))), Not(Contains("round-trips"))) << out.front();
   TimelineBuilder trace = parted_round_trips({"train.py(37): train"}, {"train.py(38): train"});
   trace.timeline.source = TimelineSource::torch_profiler;
-  EXPECT_THAT(ids(trace), Not(Contains("round-trips"))) << "its lines are those of functions";
+  EXPECT_THAT(ids(diagnose(trace)), Not(Contains("round-trips"))) << "its lines are those of functions";
 }
 
 TEST(Findings, LeaveWaitsForTheLoaderOutOfARoundTrip) {
@@ -886,7 +890,7 @@ TEST(Findings, TakeCopiesOfDistantStepsForNoRoundTrip) {
     const int step = copies++ / 2 % 3;
     return step != (copy.direction == CopyDirection::d2h ? 0 : 2);
   });
-  EXPECT_THAT(ids(builder), Not(Contains("round-trips")));
+  EXPECT_THAT(ids(diagnose(builder)), Not(Contains("round-trips")));
 }
 
 /// In each step, the next batch is copied on a stream of its own, and then 64 KiB on the kernels' stream.
@@ -915,7 +919,7 @@ TEST(Findings, NameCopiesThatWaitForTheCopyEngine) {
 }
 
 TEST(Findings, NameOnlyCopiesThatOthersHoldUp) {
-  const auto names = [](const Contention& c) { return ids(contended(c)); };
+  const auto names = [](const Contention& c) { return ids(diagnose(contended(c))); };
   constexpr const char* kId = "contended-copies";
   EXPECT_THAT(names({.gap = 5}), Contains(kId));
   EXPECT_THAT(names({.gap = 6}), Not(Contains(kId))) << "the engine was free in between";
@@ -933,11 +937,11 @@ TEST(Findings, TakeATurnBehindOtherWorkForNoContention) {
   TimelineBuilder builder = contended({});
   for (std::int64_t t = 0; t < 8000; t += 1000)
     builder.copy(CopyDirection::d2h, MemoryKind::pinned, kMiB4, t, t + 1, t + 2, t + 205);
-  EXPECT_THAT(ids(builder), Not(Contains("contended-copies")));
+  EXPECT_THAT(ids(diagnose(builder)), Not(Contains("contended-copies")));
   // Other kernels hide all of the wait.
   builder = contended({});
   for (std::int64_t t = 0; t < 8000; t += 1000) builder.kernel(t, t + 5, t + 210, 9);
-  EXPECT_THAT(ids(builder), Not(Contains("contended-copies")));
+  EXPECT_THAT(ids(diagnose(builder)), Not(Contains("contended-copies")));
 }
 
 TEST(Findings, AddUpTheCopiesThatOneWaitsFor) {
@@ -1062,7 +1066,7 @@ TEST(Findings, TakeAWaitBehindALaunchForNoneOfTheCopy) {
         b.call(CallKind::stream_synchronize, t + 7, t + 40);
       },
       50);
-  EXPECT_THAT(ids(builder), ElementsAre("synchronizations"));
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("synchronizations"));
 }
 
 /// A loss that is read in the middle of each step: the host waits from 500 to 600, when the kernel ends.
@@ -1110,7 +1114,7 @@ TEST(Findings, CopiesToTheHostThatThemselvesWaitAreSynchronizations) {
   EXPECT_EQ(finding.places[0].function, "train.cpp(31): log");
   EXPECT_NEAR(finding.seconds, 100 * kUs, 1e-9);
   expect_gain(finding, 25, 100);  // it idles longer than the host waits
-  EXPECT_THAT(ids(builder(598)), IsEmpty()) << "the call ended before the copy";
+  EXPECT_THAT(ids(diagnose(builder(598))), IsEmpty()) << "the call ended before the copy";
 }
 
 TEST(Findings, WaitsForSmallCopiesToTheGpuAreSynchronizations) {
@@ -1139,7 +1143,7 @@ TEST(Findings, WaitsForLargeCopiesToAnotherGpuAreNoSynchronizations) {
   const Finding finding = only_finding(builder(kMiB4));
   EXPECT_EQ(finding.id, "pageable-copies");
   EXPECT_EQ(finding.device, 0);
-  EXPECT_THAT(ids(builder(4)), ElementsAre("synchronizations", "synchronizations"))
+  EXPECT_THAT(ids(diagnose(builder(4))), ElementsAre("synchronizations", "synchronizations"))
       << "no other rule tells of small ones";
 }
 
@@ -1254,7 +1258,7 @@ TEST(Findings, LeaveWaitsOfTheLoaderAlone) {
     builder.call(CallKind::device_synchronize, t + 1, t + 9);
     builder.kernel(t + 11, t + 12, t + 1000);
   }
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
 }
 
 /// The same, but a thread that launches nothing makes all other calls.
@@ -1275,7 +1279,7 @@ bool is_unknown(const TimelineBuilder& builder, std::string_view name) {
 
 TEST(Findings, LeaveSynchronizationsOfOtherThreadsAlone) {
   const TimelineBuilder builder = by_another_thread(read_losses());
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
   EXPECT_TRUE(is_unknown(builder, "synchronizations")) << "the GPU idles after them";
   EXPECT_THAT(diagnose(builder).not_examined.back().text, HasSubstr("up to 50.0 µs of a step"));
   EXPECT_FALSE(is_unknown(read_losses(), "synchronizations"));
@@ -1332,7 +1336,7 @@ TEST(Findings, TakeThreadsThatCopyIfNoneLaunches) {
     builder.call(CallKind::pin, t + 700, t + 800);
     builder.timeline.work.push_back({TimelineBuilder::us(t + 700, t + 701), 7, 0, 2});  // a memory set
   }
-  EXPECT_THAT(ids(builder), IsSupersetOf({"waiting-for-data", "pinning", "exposed-copies"}));
+  EXPECT_THAT(ids(diagnose(builder)), IsSupersetOf({"waiting-for-data", "pinning", "exposed-copies"}));
   EXPECT_FALSE(is_unknown(builder, "waiting_for_data"));
   EXPECT_NEAR(diagnose(builder).accounts[0].share(DevicePart::waiting_for_data), 0.6, 1e-9);
   EXPECT_NEAR(diagnose(builder).accounts[0].share(DevicePart::launch_or_sync), 0.104, 1e-9);
@@ -1355,7 +1359,7 @@ TEST(Findings, TakeAllThreadsIfNoneIsKnownToCopy) {
     builder.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 600, t + 605, t + 605, t + 700);
     builder.timeline.copies.back().correlation = 0;
   }
-  EXPECT_THAT(ids(builder), Contains("waiting-for-data"));
+  EXPECT_THAT(ids(diagnose(builder)), Contains("waiting-for-data"));
 }
 
 TEST(Findings, GiveASynchronizationNoMoreThanTheHostWaits) {
@@ -1401,7 +1405,7 @@ TEST(Findings, NameALoaderThatIsTooSlow) {
   ASSERT_THAT(finding.places, SizeIs(1));
   EXPECT_EQ(finding.places[0].function, "train.py(10): step");
   EXPECT_EQ(finding.places[0].count, 8U);
-  EXPECT_THAT(ids(starved(40)), IsEmpty());
+  EXPECT_THAT(ids(diagnose(starved(40))), IsEmpty());
 }
 
 TEST(Findings, PromiseNothingElseWhileTheLoaderIsTooSlow) {
@@ -1447,7 +1451,7 @@ TEST(Findings, NamePinningInTheSteadyState) {
   EXPECT_EQ(finding.id, "pinning");
   EXPECT_DOUBLE_EQ(finding.count, 1);
   expect_gain(finding, 0, 115);
-  EXPECT_THAT(ids(pinning_from(0, 2)), IsEmpty());
+  EXPECT_THAT(ids(diagnose(pinning_from(0, 2))), IsEmpty());
 }
 
 TEST(Findings, PinningMayGainWhatTheHostWouldHide) {
@@ -1483,8 +1487,8 @@ TEST(Findings, NameAllocationsInTheSteadyState) {
   EXPECT_NEAR(finding.seconds, 100 * kUs, 1e-9);
   expect_gain(finding, 0, 115);
   EXPECT_EQ(finding.places.at(0).function, "train.py(10): step");
-  EXPECT_THAT(ids(allocations_from(5)), SizeIs(1)) << "3 of the 6 steps after the first";
-  EXPECT_THAT(ids(allocations_from(6)), IsEmpty()) << "4 calls, but in 2 steps";
+  EXPECT_THAT(ids(diagnose(allocations_from(5))), SizeIs(1)) << "3 of the 6 steps after the first";
+  EXPECT_THAT(ids(diagnose(allocations_from(6))), IsEmpty()) << "4 calls, but in 2 steps";
 }
 
 TEST(Findings, AreBoundedByTheKernels) {
@@ -1522,7 +1526,7 @@ TEST(Findings, AreOrderedByTheirGain) {
         b.call(CallKind::pin, t + 404, t + 454);
       },
       460);
-  EXPECT_THAT(ids(builder), ElementsAre("pageable-copies", "pinning"));
+  EXPECT_THAT(ids(diagnose(builder)), ElementsAre("pageable-copies", "pinning"));
 }
 
 /// Steps of 1000 us, of which only one has `count` calls or copies, all of a kind.
@@ -1537,14 +1541,14 @@ TimelineBuilder burst(const std::function<void(TimelineBuilder&, std::int64_t)>&
 TEST(Findings, LeaveWhatComesOftenInOneStep) {
   for (const CallKind kind : {CallKind::pin, CallKind::allocate, CallKind::device_synchronize}) {
     const auto call = [kind](TimelineBuilder& b, std::int64_t t) { b.call(kind, t, t + 5); };
-    EXPECT_THAT(ids(burst(call, 40)), IsEmpty()) << call_kind_name(kind);
-    EXPECT_THAT(ids(steps(call, 20)), SizeIs(1)) << call_kind_name(kind);
+    EXPECT_THAT(ids(diagnose(burst(call, 40))), IsEmpty()) << call_kind_name(kind);
+    EXPECT_THAT(ids(diagnose(steps(call, 20))), SizeIs(1)) << call_kind_name(kind);
   }
   for (const std::uint64_t bytes : {kMiB4, std::uint64_t{1000}}) {
     const auto copy = [bytes](TimelineBuilder& b, std::int64_t t) {
       b.copy(CopyDirection::h2d, MemoryKind::pageable, bytes, t, t + 5, t, t + 5);
     };
-    EXPECT_THAT(ids(burst(copy, 140)), IsEmpty()) << bytes;
+    EXPECT_THAT(ids(diagnose(burst(copy, 140))), IsEmpty()) << bytes;
   }
 }
 
@@ -1605,9 +1609,9 @@ TEST(Findings, LeaveWorkBehindTheLastStepOut) {
     if (i < 4) builder.kernel(t + 850, t + 855, t + 900);
   }
   builder.kernel(5100, 5105, 5200);
-  EXPECT_THAT(ids(builder), Contains("pageable-copies")) << "in 2 of 4 steps";
+  EXPECT_THAT(ids(diagnose(builder)), Contains("pageable-copies")) << "in 2 of 4 steps";
   builder.kernel(4100, 4105, 4200);
-  EXPECT_THAT(ids(builder), Not(Contains("pageable-copies"))) << "in 2 of 5 steps";
+  EXPECT_THAT(ids(diagnose(builder)), Not(Contains("pageable-copies"))) << "in 2 of 5 steps";
 }
 
 TEST(Findings, LeaveCallsOutsideTheStepsOut) {
@@ -1634,11 +1638,11 @@ TEST(Findings, LeaveWhatAHostAheadSeldomDoes) {
     if (step >= 10 && step < 20) b.call(CallKind::pin, t, t + 20);
     if (step >= 10 && step < 20) b.call(CallKind::pin, t + 20, t + 40);
   };
-  EXPECT_THAT(ids(host_ahead(pins_once)), IsEmpty()) << "20 calls, but in one step";
+  EXPECT_THAT(ids(diagnose(host_ahead(pins_once))), IsEmpty()) << "20 calls, but in one step";
   const auto waits = [](TimelineBuilder& b, std::int64_t step, std::int64_t t) {
     if (step % 10 == 9) b.call(CallKind::device_synchronize, t, t + 100);
   };
-  EXPECT_THAT(ids(host_ahead(waits)), IsEmpty()) << "one wait for ten steps";
+  EXPECT_THAT(ids(diagnose(host_ahead(waits))), IsEmpty()) << "one wait for ten steps";
 }
 
 std::vector<std::string> not_examined(const TimelineBuilder& builder) {
@@ -1691,7 +1695,7 @@ TEST(NotExamined, NamesWhatTheRecordingLacks) {
 TEST(NotExamined, NamesWhatTheCallsThatWereLeftOutWouldTell) {
   // The copies could be asynchronous or not: nobody saw their calls.
   const TimelineBuilder whole = pinned_copies(true);
-  EXPECT_THAT(ids(whole), Contains("blocking-copies"));
+  EXPECT_THAT(ids(diagnose(whole)), Contains("blocking-copies"));
   for (const auto part : {&Timeline::has_launches, &Timeline::has_calls}) {
     TimelineBuilder builder = whole;
     builder.timeline.*part = false;
@@ -1702,7 +1706,7 @@ TEST(NotExamined, NamesWhatTheCallsThatWereLeftOutWouldTell) {
                 IsSupersetOf({"synchronizations", "blocking-copies", "exposed-copies", "default-stream-waits",
                               "contended-copies", "pinning", "device-allocations", "host-work",
                               "launch_or_sync", "other_idle"}));
-    EXPECT_THAT(ids(builder), IsEmpty());
+    EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
   }
 }
 
@@ -1711,7 +1715,7 @@ TEST(NotExamined, NamesWhatMissingCallsWouldTell) {
   TimelineBuilder builder = pinned_copies(true);
   std::erase_if(builder.timeline.calls,
                 [](const TimelineCall& call) { return call.kind == CallKind::launch; });
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
   EXPECT_THAT(not_examined(builder), IsSupersetOf({"synchronizations", "blocking-copies", "waiting-for-data",
                                                    "launch_or_sync", "other_idle"}));
   EXPECT_THAT(diagnose(builder).not_examined.front().text,
@@ -1726,7 +1730,7 @@ TEST(NotExamined, JudgesNothingIfKernelsWereLeftOut) {
   TimelineBuilder builder = steps(pageable, 410);
   builder.timeline.has_kernels = false;
   builder.timeline.work.clear();
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
   EXPECT_THAT(not_examined(builder), IsSupersetOf(finding_ids().begin(), finding_ids().end()));
   EXPECT_THAT(not_examined(builder), IsSupersetOf({"kernel", "exposed_copy", "launch_or_sync"}));
 }
@@ -1735,7 +1739,7 @@ TEST(NotExamined, JudgesNothingIfCopiesWereNotRecorded) {
   TimelineBuilder builder = steps(pageable, 410);
   builder.timeline.has_copies = false;
   builder.timeline.copies.clear();
-  EXPECT_THAT(ids(builder), IsEmpty());
+  EXPECT_THAT(ids(diagnose(builder)), IsEmpty());
   EXPECT_THAT(not_examined(builder), IsSupersetOf(finding_ids().begin(), finding_ids().end()));
   EXPECT_THAT(not_examined(builder), IsSupersetOf({"exposed_copy", "launch_or_sync"}));
   EXPECT_THAT(not_examined(builder), Not(Contains("kernel")));
@@ -1823,10 +1827,14 @@ TEST(Findings, SayWhenTheirEvidenceRan) {
             TimelineBuilder::us(1, 300));
 }
 
-TEST(DeviceParts, AreExplained) {
+TEST(Findings, AreExplained) {
   std::ifstream file(PENSTOCK_SOURCE "/docs/doctor-reference.md");
   const std::string page(std::istreambuf_iterator<char>(file), {});
-  for (const DevicePart part : kAllDeviceParts) {
+  for (const std::string_view id : finding_ids()) {
+    EXPECT_THAT(page, HasSubstr("| `" + std::string(id) + "` | "));
+  }
+  for (std::size_t i = 0; i < kDeviceParts; ++i) {
+    const auto part = static_cast<DevicePart>(i);
     EXPECT_THAT(page, HasSubstr("| " + std::string(device_part_label(part)) + " | `" +
                                 std::string(device_part_name(part)) + "` | "));
   }
