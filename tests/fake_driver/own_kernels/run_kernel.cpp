@@ -62,8 +62,6 @@ constexpr Kernel<SplitRowsArguments> kSplits[] = {{"penstock_split_rows", pensto
 
 constexpr Kernel<FillOrderArguments> kOrders[] = {{"penstock_fill_order", penstock_fill_order}};
 
-constexpr Kernel<RenderArguments> kRenders[] = {{"penstock_render", penstock_render}};
-
 /// The kernels run on the CPU, so addresses of a GPU in their arguments become addresses of the host.
 template <typename T>
 void to_host(T*& data) {
@@ -101,16 +99,6 @@ void to_host(SplitRowsArguments& a) {
   to_host(a.firsts);
 }
 void to_host(FillOrderArguments& a) { to_host(a.indices); }
-void to_host(RenderArguments& a) {
-  static std::vector<RenderedPicture> pictures;
-  to_host(a.pictures);
-  pictures.assign(a.pictures, a.pictures + a.count);
-  for (RenderedPicture& picture : pictures) {
-    to_host(picture.pixels);
-    to_host(picture.destination);
-  }
-  a.pictures = pictures.data();
-}
 void to_host(CopyPiecesArguments& a) {
   static std::vector<Piece> pieces;
   to_host(a.pieces);
@@ -146,10 +134,10 @@ Result run_kernel(const std::string& name, const void* arguments, unsigned block
   static auto& mutex = *new std::mutex;
   const std::lock_guard lock(mutex);
   try {
-    const bool found =
-        launch(kCopies, name, arguments, blocks) || launch(kGathers, name, arguments, blocks) ||
-        launch(kWidenings, name, arguments, blocks) || launch(kSplits, name, arguments, blocks) ||
-        launch(kOrders, name, arguments, blocks) || launch(kRenders, name, arguments, blocks);
+    const bool found = launch(kCopies, name, arguments, blocks) ||
+                       launch(kGathers, name, arguments, blocks) ||
+                       launch(kWidenings, name, arguments, blocks) ||
+                       launch(kSplits, name, arguments, blocks) || launch(kOrders, name, arguments, blocks);
     return found ? kSuccess : kNotFound;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
