@@ -3,6 +3,7 @@
 import ctypes
 import io
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -42,10 +43,9 @@ def mixed():
     return [*made, as_jpeg(picture, progressive=True), as_jpeg(picture, subsampling=0), as_jpeg(picture, subsampling=1)]
 
 
-def loader(encoded, device="cuda:0", batch=4, to=None, order=None, tuning=None, **options):
-    decoder = "host" if device == "host" else "device"
-    source = {"size": SIZE, "augment": "imagenet", "decoder": decoder, **options}
-    fields = {"x": penstock.Pictures(encoded, **source), "i": np.arange(len(encoded))}
+def loader(encoded, device="cuda:0", batch=4, to=None, order=None, tuning=None, pictures=None, **options):
+    source = {"size": SIZE, "augment": "imagenet", "decoder": "host" if device == "host" else "device", **options}
+    fields = {"x": pictures or penstock.Pictures(encoded, **source), "i": np.arange(len(encoded))}
     order = {"shuffle": True, "seed": 3} if order is None else order
     return penstock.Loader(fields, batch, device=device, to={} if to is None else {"x": to}, tuning=tuning, **order)
 
@@ -105,6 +105,45 @@ def by_number(batches):
 def check_same(some, all_of_them):
     assert some and all(np.array_equal(image, all_of_them[number]) for number, image in some.items())
     return len(some)
+
+
+def bicubic(encoded, operations, decoder, channels_last=False):
+    pictures = penstock.Pictures(encoded)
+    options = [5, channels_last, None, 0, None, decoder]
+    pictures.field = penstock._core.picture_field(pictures._encoded, operations, True, *options)
+    return pictures
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@over_the_fake_driver
+def test_windows_beside_the_picture_and_bicubic_resizing(channels_last):
+    nvjpeg()
+    encoded = [encode(i) for i in range(COUNT)]
+    operations = [("Resize", [51.0, 77.0]), ("RandomCrop", [40.0, 90.0, 13.0]), ("RandomVerticalFlip", [0.5])]
+    images = []
+    for at, decoder in (("cuda:0", "device"), ("host", "host")):
+        pictures = bicubic(encoded, operations, decoder, channels_last)
+        images.append(epoch(loader(encoded, at, pictures=pictures))[0].astype(int))
+    assert np.abs(images[0] - images[1]).max() <= 1 and (images[0] == 0).mean() > 0.1
+
+
+@pytest.mark.parametrize("faster", ["device", "host"])
+@over_the_fake_driver
+def test_auto_takes_the_faster_and_says_so(faster):
+    library = nvjpeg()
+    large = as_jpeg(Image.effect_noise((1500, 1500), 90).convert("RGB"))
+    encoded = [large if faster == "device" else encode(1)] * 8
+    library.fake_nvjpeg_set_instant(int(faster == "device"))
+    driver.delay_work("cuLaunchHostFunc", 0 if faster == "device" else 300_000_000)
+    pictures = bicubic(encoded, [("CenterCrop", [4.0, 4.0])], "auto")
+    fed = loader(encoded, batch=8, pictures=pictures)
+    said = r"x: uint8 3x4x4, decoded on the device by .*: in" if faster == "device" else r".*pictures are decoded; in"
+    assert re.match(said + r" a trial \d+ a second on the device, \d+ on the host", fed.describe()[0]), fed.describe()
+    part = loader(encoded, pictures=pictures, order={"rank": 0, "world_size": 2})
+    assert "by its hardware engines" in part.describe()[0] and "trial" not in part.describe()[0]
+    for options, given in (({"cache_bytes": 1}, {}), ({}, {"residency": "auto"})):
+        source = penstock.Pictures(encoded, decoder="auto", **options)
+        assert "on the device by" not in penstock.Loader(source, device="cuda:0", **given).describe()[0]
 
 
 @over_the_fake_driver
@@ -222,11 +261,13 @@ def test_a_device_without_nvjpeg_says_so():
     with pytest.raises(penstock.Unsupported, match="host decodes no pictures"):
         penstock.Loader(penstock.Pictures(encoded, decoder="device"), device="host")
     for options, said in (
-        ({"decoder": "gpu"}, '"host" or "device", not "gpu"'),
+        ({"decoder": "gpu"}, '"host", "device" or "auto", not "gpu"'),
         ({"decoder": "device", "cache_bytes": 1}, "A cache of decoded pictures is the host's"),
     ):
         with pytest.raises(penstock.InvalidArgument, match=said):
             penstock.Pictures(encoded, **options)
+    said = penstock.Loader(penstock.Pictures(encoded, decoder="auto"), device="host").describe()[0]
+    assert "its pictures are decoded; host decodes no pictures, since it is no GPU" in said
 
 
 @over_the_fake_driver

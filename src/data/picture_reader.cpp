@@ -54,7 +54,7 @@ class PictureReader final : public FieldReader, private JpegSource {
         varies_(std::ranges::any_of(options_.operations, is_random)),
         augmentation_(options_.operations),
         field_(field_of(std::move(name), augmentation_.size(), options_.channels_first)) {
-    if (options_.decoder != PictureDecoderChoice::host) refuse_host_only();
+    if (options_.decoder == PictureDecoderChoice::device && is_host_only()) refuse_host_only();
     if (options_.cache_bytes > 0) {
       cache_ =
           std::make_unique<PictureCache>(options_.cache_bytes, static_cast<std::size_t>(pictures_->count()));
@@ -66,7 +66,7 @@ class PictureReader final : public FieldReader, private JpegSource {
   bool varies_by_epoch() const noexcept override { return varies_; }
   bool is_decoded() const noexcept override { return true; }
   const JpegSource* jpegs() const noexcept override {
-    return options_.decoder == PictureDecoderChoice::host ? nullptr : this;
+    return options_.decoder == PictureDecoderChoice::host || is_host_only() ? nullptr : this;
   }
   void add_failures(FeedStatistics& statistics) const override {
     if (options_.failures != nullptr) options_.failures->add_to(statistics);
@@ -98,15 +98,17 @@ class PictureReader final : public FieldReader, private JpegSource {
     bool is_large = false;          ///< it keeps memory that few pictures need
   };
 
-  void refuse_host_only() const {
-    const bool changes = std::ranges::any_of(options_.operations, changes_pixels);
-    if (!changes && options_.cache_bytes == 0) return;
-    throw InvalidArgument(
-        fmt::format("A device decodes, crops, resizes and flips pictures. {} is the host's: leave it out, or "
-                    "have the host decode.",
-                    changes ? "Changing colors or erasing areas" : "A cache of decoded pictures"));
+  bool is_host_only() const noexcept {
+    return options_.cache_bytes > 0 || std::ranges::any_of(options_.operations, changes_pixels);
+  }
+  [[noreturn]] void refuse_host_only() const {
+    throw InvalidArgument(fmt::format(
+        "A device decodes, crops, resizes and flips pictures. {} is the host's: leave it out, or have the "
+        "host decode.",
+        options_.cache_bytes > 0 ? "A cache of decoded pictures" : "Changing colors or erasing areas"));
   }
 
+  PictureDecoderChoice choice() const noexcept override { return options_.decoder; }
   PictureSize size() const noexcept override { return augmentation_.size(); }
   bool channels_first() const noexcept override { return options_.channels_first; }
   bool bicubic() const noexcept override { return options_.bicubic; }

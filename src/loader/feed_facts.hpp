@@ -29,6 +29,7 @@ struct FieldFacts {
   bool aligned = false;       ///< to the type of the field
   bool decoded = false;       ///< see FieldReader
   std::string decoder{};      ///< what decodes it on the device; empty: nothing
+  std::string not_decoder{};  ///< why the device does not, if it was to be tried
   bool on_disk = false;       ///< see BlockReader::is_of
   bool varies = false;        ///< the bytes of a sample depend on the epoch
   PageLock page_lock = PageLock::none;

@@ -2,8 +2,8 @@
 
 #include "core/shared/gather_rows.hpp"
 #include "data/shared/block_reader.hpp"
+#include "loader/decoder_trial.hpp"
 
-#include <penstock/data/pictures.hpp>
 #include <penstock/device/topology.hpp>
 
 #include <algorithm>
@@ -406,7 +406,7 @@ class DecodeFeeder final : public Feeder {
     decoded.numbers.clear();
     for (std::size_t i = 0; i < batch.count; ++i) {
       if (!samples[i].on_device) continue;
-      decoded.pictures.push_back(request(samples[i].jpeg, to + i * decoded.list.field().sample_bytes));
+      decoded.pictures.push_back(to_render(samples[i].jpeg, to + i * decoded.list.field().sample_bytes));
       decoded.numbers.push_back(i);
     }
     const std::vector<std::size_t> refused =
@@ -416,24 +416,6 @@ class DecodeFeeder final : public Feeder {
     };
     context_.workers.for_each(refused.size(), decode, context_.threads);
     for (const std::size_t picture : refused) samples[decoded.numbers[picture]].on_device = false;
-  }
-
-  static JpegToRender request(const JpegSample& jpeg, std::byte* destination) {
-    const PictureView& view = jpeg.view;
-    return {.file = jpeg.file,
-            .width = jpeg.stored.width,
-            .height = jpeg.stored.height,
-            .crop_left = view.crop.left,
-            .crop_top = view.crop.top,
-            .crop_width = view.crop.width,
-            .crop_height = view.crop.height,
-            .resized_width = view.resized.width,
-            .resized_height = view.resized.height,
-            .window_left = view.window.left,
-            .window_top = view.window.top,
-            .flip_horizontally = view.flip_horizontally,
-            .flip_vertically = view.flip_vertically,
-            .destination = destination};
   }
 
   void copy_rows(const BatchToFeed& batch, const DecodedField& decoded, std::byte* to) {

@@ -1,5 +1,6 @@
 #include "loader/gather_source.hpp"
 
+#include "loader/decoder_trial.hpp"
 #include "loader/gaps.hpp"
 #include "loader/plan_feed.hpp"
 #include "loader/plan_rows.hpp"
@@ -86,22 +87,50 @@ double GatherSource::link_ceiling() const noexcept {
   return profile_.measured ? profile_.ceiling(CopyDirection::h2d) : 0;
 }
 
-/// Makes a decoder for each field that the device is to decode.
+/// Makes a decoder for each field that the device is to decode, or may.
 void GatherSource::make_decoders(FeedFacts& facts) {
   decoders_.resize(dataset_.field_count());
   for (std::size_t f = 0; f < decoders_.size(); ++f) {
     const JpegSource* const jpegs = dataset_.reader(f)->jpegs();
     if (jpegs == nullptr) continue;
-    const PictureSize size = jpegs->size();
-    decoders_[f] = device_.make_jpeg_decoder({.pictures = facts.batch,
-                                              .lanes = most_under_way(options_.prefetch_depth),
-                                              .width = static_cast<std::uint32_t>(size.width),
-                                              .height = static_cast<std::uint32_t>(size.height),
-                                              .channels_first = jpegs->channels_first(),
-                                              .bicubic = jpegs->bicubic(),
-                                              .libraries = jpegs->libraries()});
-    facts.fields[f].decoder = decoders_[f]->name();
+    const bool may = jpegs->choice() == PictureDecoderChoice::automatic;
+    if (may && options_.residency.kind != Residency::Kind::none) continue;
+    try {
+      make_decoder(f, facts);
+    } catch (const Unsupported& missing) {
+      if (!may) throw;
+      facts.fields[f].not_decoder = fmt::format("; {}", missing.what());
+    }
+    const bool is_part = options_.batch_sampler || options_.shard.world_size > 1;
+    if (may && decoders_[f] && !is_part) choose_decoder(f, facts.fields[f], facts.batch);
   }
+}
+
+void GatherSource::make_decoder(std::size_t f, FeedFacts& facts) {
+  const JpegSource& jpegs = *dataset_.reader(f)->jpegs();
+  const PictureSize size = jpegs.size();
+  decoders_[f] = device_.make_jpeg_decoder({.pictures = facts.batch,
+                                            .lanes = most_under_way(options_.prefetch_depth),
+                                            .width = static_cast<std::uint32_t>(size.width),
+                                            .height = static_cast<std::uint32_t>(size.height),
+                                            .channels_first = jpegs.channels_first(),
+                                            .bicubic = jpegs.bicubic(),
+                                            .libraries = jpegs.libraries()});
+  facts.fields[f].decoder = decoders_[f]->name();
+}
+
+void GatherSource::choose_decoder(std::size_t f, FieldFacts& facts, std::size_t batch) {
+  const DecoderRates rates =
+      try_decoders(dataset_, f, device_, *decoders_[f], *workers_, threads_that_gather(), batch);
+  const std::string tried =
+      fmt::format("in a trial {:.0f} a second on the device, {:.0f} on the host", rates.device, rates.host);
+  if (rates.device > rates.host) {
+    facts.decoder += ": " + tried;
+    return;
+  }
+  decoders_[f] = nullptr;
+  facts.decoder.clear();
+  facts.not_decoder = "; " + tried;
 }
 
 /// Locks the memory that the device reads under the plan. Plans again while a lock or copy is refused.

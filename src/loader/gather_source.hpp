@@ -41,6 +41,8 @@ class GatherSource : public BatchSource {
 
  private:
   void make_decoders(FeedFacts& facts);
+  void make_decoder(std::size_t f, FeedFacts& facts);
+  void choose_decoder(std::size_t f, FieldFacts& facts, std::size_t batch);
   void make_plan(FeedFacts& facts);
   void plan_without_gaps(FeedFacts& facts);
   void copy_apart_from(const std::vector<std::size_t>& columns, FeedFacts& facts);

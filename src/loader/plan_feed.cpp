@@ -116,7 +116,7 @@ std::string why_host(const FieldPlan& field, const FieldFacts& facts, GatherPath
                      const GatherRates& rates, const LoaderOptions& options) {
   const bool forced = is_forced(options.gather);
   const bool by_engine = path == GatherPath::copy_engine;
-  if (facts.decoded) return "its pictures are decoded";
+  if (facts.decoded) return "its pictures are decoded" + facts.not_decoder;
   if (!facts.in_memory) return "its samples do not lie side by side in memory";
   if (!(forced && by_engine) && field.converts() && !facts.aligned) {
     return "its values are not aligned to their type";

@@ -44,6 +44,9 @@ struct DecodedPicture {
 enum class PictureDecoderChoice : std::uint8_t {
   host,    ///< its threads
   device,  ///< nvJPEG, those JPEGs that it takes; the loader throws Unsupported if it is not there
+  /// The faster of the two in a trial of the loader's. A loader of a part of an order tries nothing, so that
+  /// all parts have the same: the device if it can.
+  automatic,
 };
 
 /// An encoded sample, and what becomes of it.
@@ -58,6 +61,8 @@ struct JpegSample {
 class JpegSource {
  public:
   virtual ~JpegSource() = default;
+  /// Not `host`.
+  virtual PictureDecoderChoice choice() const noexcept = 0;
   /// How their views are rendered; all have one size.
   virtual PictureSize size() const noexcept = 0;
   virtual bool channels_first() const noexcept = 0;

@@ -48,7 +48,8 @@ class Pictures:
     - `decoder`: "host": the loader's threads decode. "device": they read the files, and the GPU decodes baseline JPEGs
       by nvJPEG, which does not come with penstock: `pip install nvidia-nvjpeg`, or `nvidia-nvjpeg-cu12` for CUDA 12.
       Without it the Loader raises Unsupported. Pixels differ a little from those that the host decodes. Not with
-      `cache_bytes`, `residency`, or transforms that change colors or erase.
+      `cache_bytes`, `residency`, or transforms that change colors or erase. "auto": the Loader tries both, and keeps
+      to the faster.
     - `cache_bytes`: host memory for decoded pictures, 3 bytes a pixel. Later epochs crop and resize them without
       decoding them again. They stay as long as this object.
 

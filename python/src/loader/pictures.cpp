@@ -127,7 +127,8 @@ DecodedPicture decode_by(nb::handle function, std::span<const std::byte> file) {
 PictureDecoderChoice decoder_named(const std::string& name) {
   if (name == "host") return PictureDecoderChoice::host;
   if (name == "device") return PictureDecoderChoice::device;
-  throw InvalidArgument("`decoder` is \"host\" or \"device\", not \"" + name + "\".");
+  if (name == "auto") return PictureDecoderChoice::automatic;
+  throw InvalidArgument("`decoder` is \"host\", \"device\" or \"auto\", not \"" + name + "\".");
 }
 
 FileField field(const LabelledPictures& source,
