@@ -199,10 +199,9 @@ class NvjpegDecoder final : public JpegDecoder {
   }
 
   bool create(const nvjpeg::Library& library, std::string& why) {
-    nvjpeg::Allocator device{&allocate<&Backend::device_allocate>, &free<&Backend::device_free>, this};
-    nvjpeg::Allocator pinned{&allocate<&Backend::host_allocate>, &free<&Backend::host_free>, this};
     for (const nvjpeg::Backend kind : {nvjpeg::kHardware, nvjpeg::kGpuHybrid}) {
-      const nvjpeg::Status status = try_nvjpeg(library.create, kind, &device, &pinned, 0u, &handle_);
+      const nvjpeg::Status status =
+          try_nvjpeg(library.create, kind, &device_memory_, &pinned_memory_, 0u, &handle_);
       why = fmt::format("{}: nvjpegCreateExV2 fails with {}", library.path, nvjpeg::status_name(status));
       if (status != nvjpeg::kSuccess) continue;
       library_ = library;
@@ -272,6 +271,9 @@ class NvjpegDecoder final : public JpegDecoder {
   const PrimaryContext& context_;
   const Kernels& kernels_;
   const JpegDecoderOptions options_;
+  // The library may keep their addresses.
+  nvjpeg::Allocator device_memory_{&allocate<&Backend::device_allocate>, &free<&Backend::device_free>, this};
+  nvjpeg::Allocator pinned_memory_{&allocate<&Backend::host_allocate>, &free<&Backend::host_free>, this};
   nvjpeg::Library library_;
   nvjpeg::Handle handle_ = nullptr;
   std::string name_;
