@@ -241,7 +241,7 @@ class Ways:
 
     def cached_pictures(self) -> penstock.Loader:
         """After the first epoch, in which all pictures are decoded."""
-        loader = self.pictures(cache_bytes=16 << 30)
+        loader = self.pictures(memory=16 << 30)
         for _ in loader:
             pass
         return loader

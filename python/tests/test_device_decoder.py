@@ -141,7 +141,7 @@ def test_auto_takes_the_faster_and_says_so(faster):
     assert re.match(said + r" a trial \d+ a second on the device, \d+ on the host", fed.describe()[0]), fed.describe()
     part = loader(encoded, pictures=pictures, order={"rank": 0, "world_size": 2})
     assert "by its hardware engines" in part.describe()[0] and "trial" not in part.describe()[0]
-    for options, given in (({"cache_bytes": 1}, {}), ({}, {"residency": "auto"})):
+    for options, given in (({"memory": 1}, {}), ({}, {"residency": "auto"})):
         source = penstock.Pictures(encoded, decoder="auto", **options)
         assert "on the device by" not in penstock.Loader(source, device="cuda:0", **given).describe()[0]
 
@@ -262,7 +262,7 @@ def test_a_device_without_nvjpeg_says_so():
         penstock.Loader(penstock.Pictures(encoded, decoder="device"), device="host")
     for options, said in (
         ({"decoder": "gpu"}, '"host", "device" or "auto", not "gpu"'),
-        ({"decoder": "device", "cache_bytes": 1}, "A cache of decoded pictures is the host's"),
+        ({"decoder": "device", "memory": 1}, "A cache of decoded pictures is the host's"),
     ):
         with pytest.raises(penstock.InvalidArgument, match=said):
             penstock.Pictures(encoded, **options)

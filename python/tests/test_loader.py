@@ -362,6 +362,8 @@ def freed():
         ({"tuning": Tuning(threads=2**33)}, "threads is a number of threads"),
         ({"tuning": Tuning(gather_blocks=-1)}, "gather_blocks"),
         ({"device_budget_bytes": -1}, "device_budget_bytes"),
+        ({"memory": "much"}, "'much' is not a size; write bytes"),
+        ({"memory": -1}, "'-1' is not a size"),
         ({"channel_axis": 1}, "does not take channel_axis"),
         ({"scale": 1 / 255}, "`scale` needs a field that `to` delivers"),
         ({"shift": [1, 2]}, "`shift` needs a field"),

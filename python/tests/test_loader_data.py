@@ -42,6 +42,68 @@ def refusal(data, **options):
     return str(raised.value)
 
 
+class TestOnADisk:
+    """Files of 80 MB that the page cache has forgotten."""
+
+    COUNT, BYTES = 800, 100_000
+
+    def forget(self, path):
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+    @pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "map", "arrow", "shards"])
+    def test_samples_are_read_and_kept_within_memory(self, tmp_path, kind):
+        array = np.random.default_rng(3).integers(0, 256, (self.COUNT, self.BYTES), np.uint8)
+        path = data = tmp_path / f"x.{kind}"
+        if kind in ("npy", "map"):
+            np.save(tmp_path / "x.npy", array)
+            path = data = tmp_path / "x.npy"
+            if kind == "map":
+                data = np.load(path, mmap_mode="r")
+        elif kind == "npz":
+            np.savez(path, x=array)
+        elif kind == "safetensors":
+            path.write_bytes(safetensors_files.image({"x": ("U8", array.shape, array.tobytes())}))
+        elif kind == "arrow":
+            pa = pytest.importorskip("pyarrow")
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), self.BYTES)
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, pa.schema([("x", lists.type)])) as writer:
+                for i in range(0, self.COUNT, 200):
+                    writer.write_batch(pa.record_batch([lists[i : i + 200]], names=["x"]))
+            self.forget(path)
+            data = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column("x")
+        else:
+            for i in range(0, self.COUNT, 200):
+                np.save(tmp_path / f"{i:03}.npy", array[i : i + 200])
+            path = data = tmp_path / "*.npy"
+        for file in tmp_path.glob(path.name):
+            self.forget(file)
+        in_memory = penstock.Loader(array, 64, shuffle=True, device="host")
+        for memory in (0, "30MB", 1 << 30, None):
+            loader = penstock.Loader(data, 64, shuffle=True, device="host", memory=memory)
+            for epoch in range(2):
+                in_memory.set_epoch(epoch)
+                for got, expected in zip(loader, in_memory, strict=True):
+                    got = next(iter(got.values())) if isinstance(got, dict) else got
+                    assert torch.equal(got, expected)
+
+    def test_a_file_that_is_cut_meanwhile_is_an_error(self, tmp_path):
+        path = tmp_path / "x.npy"
+        np.save(path, np.ones((self.COUNT, self.BYTES), np.uint8))
+        whole = path.stat().st_size
+        for data in (path, np.load(path, mmap_mode="r")):
+            self.forget(path)
+            loader = penstock.Loader({"pixels": data}, 64, shuffle=True, device="host", memory=0)
+            batches = iter(loader)
+            next(batches)
+            os.truncate(path, 1_000_000)
+            with pytest.raises(penstock.Error, match=r"x.npy was cut short .* sample \d+ of field 'pixels'"):
+                list(batches)
+            os.truncate(path, whole)
+
+
 class TestWindows:
     """Samples that overlap are read where they lie."""
 

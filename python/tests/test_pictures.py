@@ -346,7 +346,7 @@ class TestFaults:
     @pytest.mark.usefixtures("each_augment")
     @pytest.mark.parametrize("options", [{}, {"size": SIZE, "augment": None}])
     def test_cached_pictures_are_decoded_once(self, paths, encoded, options):
-        pictures = penstock.Pictures(paths, **{**AUGMENT, **options, "cache_bytes": 1 << 30})
+        pictures = penstock.Pictures(paths, **{**AUGMENT, **options, "memory": 1 << 30})
         loader = penstock.Loader(pictures, 4, device="host")
         for epoch in range(3):
             assert same(images(loader), drawn(encoded, epoch=epoch, **options))
@@ -354,7 +354,7 @@ class TestFaults:
                 path.unlink(missing_ok=True)
 
     def test_what_finds_no_room_in_the_cache_is_decoded_again(self, paths, encoded):
-        pictures = penstock.Pictures(paths, SIZE, "imagenet", cache_bytes=5 * 3 * 90 * 70)
+        pictures = penstock.Pictures(paths, SIZE, "imagenet", memory=5 * 3 * 90 * 70)
         loader = penstock.Loader(pictures, 4, sampler=[0, *range(COUNT), *range(COUNT)], device="host")
         for epoch in range(2):
             assert same(images(loader), drawn(encoded, [0, *range(COUNT), *range(COUNT)], epoch))
@@ -440,8 +440,8 @@ class TestDecodeFunction:
         Image.fromarray(pixels).save(out, form)
         return out.getvalue()
 
-    @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
-    def test_decodes_the_formats_that_are_not_known(self, pixels, cache_bytes):
+    @pytest.mark.parametrize("memory", [0, 1 << 20])
+    def test_decodes_the_formats_that_are_not_known(self, pixels, memory):
         pngs, *others = ([self.saved(each, form) for each in pixels] for form in ("PNG", "BMP", "TIFF"))
         mixed, calls = [pngs[0], others[0][1], others[1][2]], []
 
@@ -449,11 +449,11 @@ class TestDecodeFunction:
             calls.append(data)
             return by_pillow(data)
 
-        pictures = penstock.Pictures(mixed, SIZE, "imagenet", decode=decode, cache_bytes=cache_bytes)
+        pictures = penstock.Pictures(mixed, SIZE, "imagenet", decode=decode, memory=memory)
         loader = penstock.Loader(pictures, 2, device="host")
         for epoch in range(3):
             assert same(images(loader), drawn(pngs, epoch=epoch))
-        assert set(calls) == set(mixed[1:]) and (len(calls) == 2) == (cache_bytes > 0)
+        assert set(calls) == set(mixed[1:]) and (len(calls) == 2) == (memory > 0)
 
     def test_an_error_names_the_line_that_decodes(self, pixels):
         bmp, png = (self.saved(pixels[0], form) for form in ("BMP", "PNG"))

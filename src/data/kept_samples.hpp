@@ -1,67 +1,53 @@
 #pragma once
 
-#include "data/file.hpp"
-
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <limits>
-#include <span>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace penstock {
 
-/// Samples that stay in memory until the end: the first ones for which there is room. If each epoch reads
-/// every sample once, in any order, no other choice saves more reads. Thread-safe.
+/// Samples that stay in memory until the end: the first ones for which `bytes` have room. If each epoch has
+/// every sample once, in any order, no other choice finds more of them. Thread-safe.
+template <typename Sample>
 class KeptSamples {
  public:
-  KeptSamples(std::uint64_t samples, std::size_t sample_bytes, std::size_t budget_bytes)
-      : sample_bytes_(sample_bytes),
-        room_(room_for(samples, sample_bytes, budget_bytes)),
-        states_(static_cast<std::size_t>(room_ > 0 ? samples : 0)),
-        pages_(static_cast<std::size_t>(room_) * sample_bytes) {}
-
-  /// How many find room.
-  [[nodiscard]] std::uint64_t room() const noexcept { return room_; }
-  /// Empty if it is not kept.
-  [[nodiscard]] std::span<const std::byte> find(std::uint64_t sample) const noexcept {
-    if (room_ == 0) return {};
-    const std::uint32_t state = states_[static_cast<std::size_t>(sample)].load(std::memory_order_acquire);
-    if (state < kFirst) return {};
-    return pages_.bytes().subspan((state - kFirst) * sample_bytes_, sample_bytes_);
+  KeptSamples(std::size_t bytes, std::uint64_t samples)
+      : left_(bytes), samples_(bytes == 0 ? 0 : static_cast<std::size_t>(samples)) {}
+  ~KeptSamples() {
+    for (const auto& sample : samples_) delete sample.load();
   }
-  /// Keeps a copy if there is room, unless the sample is kept already.
-  void keep(std::uint64_t sample, std::span<const std::byte> bytes) noexcept {
-    if (next_.load(std::memory_order_relaxed) >= room_) return;
-    std::atomic<std::uint32_t>& state = states_[static_cast<std::size_t>(sample)];
-    std::uint32_t none = kNone;
-    if (!state.compare_exchange_strong(none, kWritten)) return;
-    const std::uint64_t place = next_.fetch_add(1);
-    if (place >= room_) return;
-    std::memcpy(pages_.bytes().data() + place * sample_bytes_, bytes.data(), sample_bytes_);
-    state.store(static_cast<std::uint32_t>(place) + kFirst, std::memory_order_release);
+  KeptSamples(const KeptSamples&) = delete;
+  KeptSamples& operator=(const KeptSamples&) = delete;
+
+  /// Null if it is not there.
+  [[nodiscard]] const Sample* find(std::uint64_t number) const noexcept {
+    return samples_.empty() ? nullptr
+                            : samples_[static_cast<std::size_t>(number)].load(std::memory_order_acquire);
+  }
+
+  /// Keeps a sample made of `parts`, which takes so many bytes, if there is room and another thread has not
+  /// kept it meanwhile.
+  template <typename... Parts>
+  void keep(std::uint64_t number, std::size_t bytes, Parts&&... parts) {
+    std::size_t left = left_.load();
+    do {
+      if (left < bytes) return;
+    } while (!left_.compare_exchange_weak(left, left - bytes));
+    auto kept = std::make_unique<const Sample>(std::forward<Parts>(parts)...);
+    const Sample* none = nullptr;
+    if (samples_[static_cast<std::size_t>(number)].compare_exchange_strong(none, kept.get())) {
+      static_cast<void>(kept.release());
+    } else {
+      left_ += bytes;
+    }
   }
 
  private:
-  // The states of a sample: not kept; being written, or without room; and then its place.
-  static constexpr std::uint32_t kNone = 0;
-  static constexpr std::uint32_t kWritten = 1;
-  static constexpr std::uint32_t kFirst = 2;
-
-  static std::uint64_t room_for(std::uint64_t samples, std::size_t sample_bytes,
-                                std::size_t budget) noexcept {
-    constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max() - kFirst;
-    const std::uint64_t states = samples * sizeof(std::uint32_t);
-    return std::min({samples, (budget - std::min<std::uint64_t>(budget, states)) / sample_bytes, kMost});
-  }
-
-  const std::size_t sample_bytes_;
-  const std::uint64_t room_;
-  std::vector<std::atomic<std::uint32_t>> states_;
-  HostPages pages_;
-  std::atomic<std::uint64_t> next_{0};
+  std::atomic<std::size_t> left_;
+  std::vector<std::atomic<const Sample*>> samples_;
 };
 
 }  // namespace penstock

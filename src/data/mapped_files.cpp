@@ -2,6 +2,7 @@
 
 #include <penstock/core/error.hpp>
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -17,6 +18,11 @@ namespace {
 constexpr std::size_t kPartOfDescriptors = 8;
 
 }  // namespace
+
+// The system would read on behind each sample that it reads.
+MappedFiles::Opened::Opened(const File& file) : direct(file), residency(file) {
+  ::posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_RANDOM);
+}
 
 MappedFiles::MappedFiles() {
   rlimit limit{};
@@ -34,19 +40,12 @@ MappedFiles::MappedFiles() {
     const int read = std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %*s %" SCNu64 " %n",
                                  &begin, &end, rights, &offset, &inode, &path);
     if (read != 5 || inode == 0) continue;
-    Range* const last = ranges_.empty() ? nullptr : &ranges_.back();
-    const bool is_same = rights[3] == 's' || rights[1] != 'w';
-    if (last != nullptr && last->end == begin && last->inode == inode && last->is_same == is_same &&
-        last->offset + (last->end - last->begin) == offset) {
-      last->end = end;
-      continue;
-    }
     Range& range = ranges_.emplace_back();
     range.begin = begin;
     range.end = end;
     range.offset = offset;
     range.inode = inode;
-    range.is_same = is_same;
+    range.is_same = rights[3] == 's' || rights[1] != 'w';
     range.path = line.substr(static_cast<std::size_t>(path));
   }
 }
@@ -61,12 +60,13 @@ MappedFiles::Place MappedFiles::find(std::span<const std::byte> memory) {
   return {range.opened.get(), range.offset + (begin - range.begin), range.is_same};
 }
 
-/// Leaves it closed if the path stands for another file by now.
+/// Leaves it closed if it is a device, or the path stands for another file by now.
 void MappedFiles::open(Range& range) {
   if (opened_.fetch_add(1) >= most_) return;
+  struct stat status{};
+  if (::stat(range.path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
   try {
     const File file(range.path);
-    struct stat status{};
     if (::fstat(file.descriptor(), &status) != 0 || status.st_ino != range.inode) return;
     range.opened = std::make_unique<Opened>(file);
   } catch (const Error&) {  // such as a file that was deleted

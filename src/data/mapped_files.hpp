@@ -20,7 +20,7 @@ class MappedFiles {
   MappedFiles();
 
   struct Opened {
-    explicit Opened(const File& file) : direct(file), residency(file) {}
+    explicit Opened(const File& file);
     /// True if the bytes are in memory. False if the system does not tell: to ask it would bring a page.
     [[nodiscard]] bool has(std::uint64_t offset, std::uint64_t bytes) const noexcept {
       return residency.knows_pages() && residency.has(offset, bytes);

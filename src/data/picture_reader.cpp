@@ -1,4 +1,4 @@
-#include "data/picture_cache.hpp"
+#include "data/kept_samples.hpp"
 #include "decode/shared/picture_decoder.hpp"
 
 #include <penstock/core/error.hpp>
@@ -55,9 +55,8 @@ class PictureReader final : public FieldReader, private JpegSource {
         augmentation_(options_.operations),
         field_(field_of(std::move(name), augmentation_.size(), options_.channels_first)) {
     if (options_.decoder == PictureDecoderChoice::device && is_host_only()) refuse_host_only();
-    if (options_.cache_bytes > 0) {
-      cache_ =
-          std::make_unique<PictureCache>(options_.cache_bytes, static_cast<std::size_t>(pictures_->count()));
+    if (options_.memory_bytes > 0) {
+      cache_ = std::make_unique<KeptSamples<DecodedPicture>>(options_.memory_bytes, pictures_->count());
     }
   }
 
@@ -99,13 +98,13 @@ class PictureReader final : public FieldReader, private JpegSource {
   };
 
   bool is_host_only() const noexcept {
-    return options_.cache_bytes > 0 || std::ranges::any_of(options_.operations, changes_pixels);
+    return options_.memory_bytes > 0 || std::ranges::any_of(options_.operations, changes_pixels);
   }
   [[noreturn]] void refuse_host_only() const {
     throw InvalidArgument(fmt::format(
         "A device decodes, crops, resizes and flips pictures. {} is the host's: leave it out, or have the "
         "host decode.",
-        options_.cache_bytes > 0 ? "A cache of decoded pictures" : "Changing colors or erasing areas"));
+        options_.memory_bytes > 0 ? "A cache of decoded pictures" : "Changing colors or erasing areas"));
   }
 
   PictureDecoderChoice choice() const noexcept override { return options_.decoder; }
@@ -179,7 +178,7 @@ class PictureReader final : public FieldReader, private JpegSource {
     if (options_.decode && !can_decode(picture_format(file))) {
       const DecodedPicture picture = options_.decode(file);
       desk.decoder.render(picture.pixels, picture.size, view(picture.size), to);
-      if (cache_ != nullptr) cache_->keep(sample, picture.size, picture.pixels);
+      if (cache_ != nullptr) cache_->keep(sample, picture.pixels.size(), picture);
       return;
     }
     const PictureSize stored = desk.decoder.size(file);
@@ -190,7 +189,7 @@ class PictureReader final : public FieldReader, private JpegSource {
     desk.pixels.resize(3 * static_cast<std::size_t>(pixels));
     desk.whole.decode(file, whole_picture(stored), desk.pixels);
     desk.decoder.render(desk.pixels, stored, view(stored), to);
-    cache_->keep(sample, stored, desk.pixels);
+    cache_->keep(sample, desk.pixels.size(), stored, desk.pixels);
   }
 
   const EncodedPicturesPtr pictures_;
@@ -198,7 +197,7 @@ class PictureReader final : public FieldReader, private JpegSource {
   const bool varies_;
   const Augmentation augmentation_;
   const Field field_;
-  std::unique_ptr<PictureCache> cache_;
+  std::unique_ptr<KeptSamples<DecodedPicture>> cache_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Desk>> desks_;  ///< that no thread uses
 };

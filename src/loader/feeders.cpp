@@ -168,21 +168,22 @@ class HostFeeder final : public Feeder {
   /// The page cache serves files that fit into memory. Of others, or if a budget is given, it would forget
   /// most samples before they are read again.
   void make_block_readers() {
+    const auto bytes_of = [&](const GatheredField& field) {
+      return static_cast<double>(BlockReader::bytes_of(reader_of(field)));
+    };
     std::vector<GatheredField*> on_disk;
-    std::size_t bytes = 0;
+    double bytes = 0;
     for (GatheredField& gathered : fields_) {
       if (!BlockReader::is_of(reader_of(gathered))) continue;
       on_disk.push_back(&gathered);
-      bytes += static_cast<std::size_t>(gathered.list.field().samples) * gathered.list.field().sample_bytes;
+      bytes += bytes_of(gathered);
     }
+    const auto budget = static_cast<double>(context_.memory_bytes.value_or(0));
+    const bool past_cache = context_.memory_bytes || bytes > static_cast<double>(free_host_memory());
     for (GatheredField* gathered : on_disk) {
-      const FieldPlan& field = gathered->list.field();
-      const double part =
-          static_cast<double>(field.samples * field.sample_bytes) / static_cast<double>(bytes);
-      const double kept = part * static_cast<double>(context_.memory_bytes.value_or(0));
-      gathered->blocks = std::make_unique<BlockReader>(context_.dataset.reader(gathered->list.field_number()),
-                                                       context_.memory_bytes || bytes > free_host_memory(),
-                                                       static_cast<std::size_t>(kept));
+      gathered->blocks =
+          std::make_unique<BlockReader>(context_.dataset.reader(gathered->list.field_number()), past_cache,
+                                        static_cast<std::size_t>(budget * bytes_of(*gathered) / bytes));
     }
   }
 

@@ -116,6 +116,17 @@ TEST_F(BlockReads, OfMemoryThatIsThereAreNone) {
   EXPECT_FALSE(BlockReader::is_of(*read_array(samples_of(1024), untouched.bytes(), nullptr)));
 }
 
+TEST_F(BlockReads, AreLookedAtAgain) {
+  const auto mapped = map(std::size_t{80} << 20);
+  PENSTOCK_MAKE_COLD(path_);
+  const BlockReader asking(read_array(samples_of(1024), mapped, nullptr), false, 0);
+  EXPECT_EQ(reads_of(asking, 1024, std::vector<std::uint64_t>(1 << 16, 7), 1 << 13), 0u);
+  EXPECT_TRUE(asking.asks());
+  const std::vector<std::byte> all(mapped.begin(), mapped.end());
+  EXPECT_EQ(reads_of(asking, 1024, std::vector<std::uint64_t>(1 << 16, 7), 1 << 13), 0u);
+  EXPECT_FALSE(asking.asks());
+}
+
 // Sizes below, at and above blocks, merged reads and parts; samples side by side and apart.
 TEST_F(BlockReads, BringTheBytesOfAnySize) {
   const auto mapped = map((std::size_t{3} << 20) + 777);
@@ -154,35 +165,36 @@ TEST_F(BlockReads, OfASecondEpochAreThoseThatTheBudgetLeaves) {
   const auto mapped = map(kCount * kSample);
   PENSTOCK_MAKE_COLD(path_);
   const auto reader = read_array(samples_of(kSample), mapped, nullptr);
-  constexpr std::size_t kStates = kCount * sizeof(std::uint32_t);
   for (const std::size_t room : {std::size_t{0}, std::size_t{1}, 2 * kCount / 3, kCount, 2 * kCount}) {
-    const BlockReader blocks(reader, true, kStates + room * kSample);
+    const BlockReader blocks(reader, true, room * kSample + 1);
     EXPECT_EQ(reads_of(blocks, kSample, shuffled(kCount, 1)), kCount);
     for (std::uint64_t epoch = 2; epoch < 4; ++epoch) {
       EXPECT_EQ(reads_of(blocks, kSample, shuffled(kCount, epoch)), kCount - std::min(room, kCount));
     }
   }
-  EXPECT_EQ(reads_of(BlockReader(reader, true, 100), kSample, {5, 5, 7}), 3u) << "less than the states take";
 }
 
 TEST(KeptSamples, AreWholeWhileManyThreadsKeepThem) {
-  KeptSamples kept(64, 4096, 64 * sizeof(std::uint32_t) + 40 * 4096);
+  KeptSamples<std::vector<std::byte>> kept(40 * 4096, 64);
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&] {
       for (int round = 0; round < 50; ++round) {
         for (std::uint64_t sample = 0; sample < 64; ++sample) {
-          kept.keep(sample, std::vector(4096, static_cast<std::byte>(sample)));
-          const auto found = kept.find(sample);
-          EXPECT_TRUE(found.empty() || testing::is_filled(found, static_cast<std::byte>(sample)));
+          kept.keep(sample, 4096, 4096, static_cast<std::byte>(sample));
+          const auto* const found = kept.find(sample);
+          EXPECT_TRUE(found == nullptr || testing::is_filled(*found, static_cast<std::byte>(sample)));
         }
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   std::size_t found = 0;
-  for (std::uint64_t sample = 0; sample < 64; ++sample) found += kept.find(sample).empty() ? 0 : 1;
-  EXPECT_EQ(found, kept.room());
+  for (std::uint64_t sample = 0; sample < 64; ++sample) {
+    kept.keep(sample, 4096, 4096, static_cast<std::byte>(sample));
+    found += kept.find(sample) == nullptr ? 0 : 1;
+  }
+  EXPECT_EQ(found, 40u);
 }
 
 TEST_F(BlockReads, OfAFileThatIsCutAreAnErrorAndNoSignal) {

@@ -82,7 +82,7 @@ struct PictureOptions {
   bool channels_first = true;                ///< 3 x height x width; otherwise height x width x 3
   bool bicubic = false;                      ///< resizes so; otherwise bilinear
   /// Memory for decoded pictures, which later epochs crop and resize without decoding them again.
-  std::size_t cache_bytes = 0;
+  std::size_t memory_bytes = 0;
   /// What decodes them: see JpegSource.
   PictureDecoderChoice decoder = PictureDecoderChoice::host;
   std::vector<std::string> device_libraries{};  ///< see JpegDecoderOptions::libraries

@@ -48,10 +48,10 @@ class Pictures:
     - `decoder`: "host": the loader's threads decode. "device": they read the files, and the GPU decodes baseline JPEGs
       by nvJPEG, which does not come with penstock: `pip install nvidia-nvjpeg`, or `nvidia-nvjpeg-cu12` for CUDA 12.
       Without it the Loader raises Unsupported. Pixels differ a little from those that the host decodes. Not with
-      `cache_bytes`, `residency`, or transforms that change colors or erase. "auto": the Loader tries both, and keeps
+      `memory`, `residency`, or transforms that change colors or erase. "auto": the Loader tries both, and keeps
       to the faster.
-    - `cache_bytes`: host memory for decoded pictures, 3 bytes a pixel. Later epochs crop and resize them without
-      decoding them again. They stay as long as this object.
+    - `memory`: host memory for decoded pictures, 3 bytes a pixel, as a number of bytes or "8GiB". Later epochs crop and
+      resize them without decoding them again. They stay as long as this object.
 
     Attributes: `labels`, an array or None; `classes`, the names of a folder's classes by label; `failures`, what was
     wrong with each sample that is black, for up to 1,000. `pictures[i]` decodes one, `pictures.name(i)` is its path.
@@ -72,13 +72,13 @@ class Pictures:
         on_error: str = "raise",
         decode: Callable[[bytes], Any] | None = None,
         decoder: str = "host",
-        cache_bytes: int = 0,
+        memory: int | str = 0,
     ):
         if on_error not in ("raise", "black"):
             raise InvalidArgument(f'on_error is "raise" or "black", not {on_error!r}.')
         self._arguments = dict(size=size, augment=augment, labels=labels, seed=seed)
         self._arguments |= dict(channels_last=channels_last, on_error=on_error, decode=decode)
-        self._arguments |= dict(decoder=decoder, cache_bytes=cache_bytes)
+        self._arguments |= dict(decoder=decoder, memory=memory)
         self._source = source
         self._encoded = encoded(source)
         if not len(self._encoded):
@@ -89,9 +89,8 @@ class Pictures:
         recipe = _recipe(size, augment)
         failures = self._failures if on_error == "black" else None
         seed = whole("seed", seed, 0, UINT64)
-        cache_bytes = whole("cache_bytes", cache_bytes, 0, UINT64, what="a number of bytes")
         libraries = [] if decoder == "host" else nvjpeg_of_wheels()
-        options = seed, channels_last, failures, cache_bytes, _pixels_by(decode), decoder, libraries
+        options = seed, channels_last, failures, str(memory), _pixels_by(decode), decoder, libraries
         self.field = _core.picture_field(self._encoded, *recipe[:2], *options)
 
     @property

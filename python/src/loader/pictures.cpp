@@ -4,6 +4,7 @@
 #include "loader/file_field.hpp"
 #include "move/rank_of_group.hpp"
 
+#include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 #include <penstock/data/pictures.hpp>
 
@@ -134,13 +135,13 @@ PictureDecoderChoice decoder_named(const std::string& name) {
 FileField field(const LabelledPictures& source,
                 const std::vector<std::pair<std::string, Numbers>>& operations, bool bicubic,
                 std::uint64_t seed, bool channels_last, std::shared_ptr<PictureFailures> failures,
-                std::size_t cache_bytes, const nb::object& decode, const std::string& decoder,
+                const std::string& memory, const nb::object& decode, const std::string& decoder,
                 std::vector<std::string> libraries) {
   PictureOptions options{.operations = {},
                          .seed = seed,
                          .channels_first = !channels_last,
                          .bicubic = bicubic,
-                         .cache_bytes = cache_bytes,
+                         .memory_bytes = parse_bytes(memory),
                          .decoder = decoder_named(decoder),
                          .device_libraries = std::move(libraries),
                          .failures = std::move(failures)};
@@ -182,8 +183,8 @@ void bind_pictures(nb::module_& module) {
 
   module.def("decoded_suffixes", &decoded_suffixes, "Of pictures that this build decodes.");
   module.def("picture_field", &field, nb::arg("source"), nb::arg("operations"), nb::arg("bicubic"),
-             nb::arg("seed"), nb::arg("channels_last"), nb::arg("failures").none(),
-             nb::arg("cache_bytes") = 0, nb::arg("decode") = nb::none(), nb::arg("decoder") = "host",
+             nb::arg("seed"), nb::arg("channels_last"), nb::arg("failures").none(), nb::arg("memory") = "0",
+             nb::arg("decode") = nb::none(), nb::arg("decoder") = "host",
              nb::arg("libraries") = std::vector<std::string>(),
              "Decodes each picture when it is read: see read_pictures.");
 }

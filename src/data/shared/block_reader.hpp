@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace penstock {
 
+template <typename Sample>
 class KeptSamples;
 class MappedFiles;
 
@@ -28,20 +30,22 @@ class BlockReader {
   BlockReader(const BlockReader&) = delete;
   BlockReader& operator=(const BlockReader&) = delete;
 
-  /// True if one of some pages, spread over all samples, is missing. Never true below 64 MiB of samples, and
-  /// for those that lie in no file.
+  /// Bytes that the samples take: fewer than theirs if they overlap, as windows of a series do.
+  [[nodiscard]] static std::uint64_t bytes_of(const FieldReader& reader) noexcept;
+  /// True if one of some pages, spread over all samples, is missing. Never true below 64 MiB, and for samples
+  /// that lie in no file.
   [[nodiscard]] static bool is_of(const FieldReader& reader);
 
   /// As FieldReader::gather. Throws Error that names file and sample if a file was cut short or cannot be
   /// read.
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind stores) const;
+  /// False once no page was missing when it looked again: the system is not asked for pages any more.
+  [[nodiscard]] bool asks() const noexcept { return misses_pages_; }
   /// Samples that were read past the page cache so far.
   [[nodiscard]] std::uint64_t direct_reads() const noexcept { return direct_reads_; }
 
  private:
-  struct Desk;
-  static Desk& desk_of_thread();
   void gather_past_cache(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
                          StoreKind stores) const;
   /// Asks the system for samples, as long as some pages are missing. Does not wait for the disk.
@@ -50,7 +54,7 @@ class BlockReader {
   const std::shared_ptr<const FieldReader> reader_;
   const std::size_t sample_bytes_;
   const std::unique_ptr<MappedFiles> files_;
-  const std::unique_ptr<KeptSamples> kept_;  ///< null: through the page cache
+  const std::unique_ptr<KeptSamples<std::vector<std::byte>>> kept_;  ///< null: through the page cache
   mutable std::atomic<std::uint64_t> direct_reads_{0};
   mutable std::atomic<std::uint64_t> asked_{0};
   mutable std::atomic<bool> misses_pages_{true};
