@@ -84,10 +84,13 @@ def test_a_recording_is_read(kept, tmp_path):
 
 
 @versions
-def test_a_link_profile_is_read_or_the_reason_is_said(kept):
-    done = run_command("load", kept / "weights.safetensors", "--device", "host", "--profile", kept / "link.json")
+def test_a_link_profile_is_read_or_the_reason_is_said(kept, tmp_path):
+    np.save(tmp_path / "samples.npy", DATA)
+    options = ["--device", "host", "--profile", kept / "link.json", "--json", "-"]
+    done = run_command("feed", tmp_path / "samples.npy", *options)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "" or re.search("it describes|measure again", done.stderr), done.stderr
+    ignored = re.search('"profile_ignored": "(.*)"', done.stdout)[1]
+    assert ignored == "" or re.search("it describes|measure again", ignored), ignored
 
 
 if __name__ == "__main__":
