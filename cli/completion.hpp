@@ -3,10 +3,15 @@
 #include <CLI/CLI.hpp>
 
 #include <string>
+#include <vector>
 
 namespace penstock::cli {
 
-/// A script that completes the commands and options of `app` in `shell`: bash, zsh or fish.
-std::string completion_script(const CLI::App& app, const std::string& shell);
+/// What has `shell` (bash, zsh or fish) ask `penstock --complete` for words.
+std::string completion_script(const std::string& shell);
+
+/// A line for each command and option that may follow these words of a command line: the word, a space, what
+/// it means.
+std::string completions(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace penstock::cli

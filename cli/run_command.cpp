@@ -138,8 +138,8 @@ std::string program_hint(const std::string& form, const std::vector<std::string>
 }
 
 void add_completion(CLI::App& app) {
-  const auto print_script = [&app](const std::string& shell) {
-    print(completion_script(app, shell));
+  const auto print_script = [](const std::string& shell) {
+    print(completion_script(shell));
     throw CLI::Success();
   };
   app.add_option_function<std::string>("--completion", print_script,
@@ -220,6 +220,10 @@ int run(const std::vector<std::string>& arguments, const std::string& python) {
   add_feed(app, feed);
   add_run(app, run_options);
   add_doctor(app, doctor);
+  if (arguments.size() > 1 && arguments[1] == "--complete") {
+    print(completions(app, {arguments.begin() + 2, arguments.end()}));
+    return 0;
+  }
   const auto commands = app.get_subcommands({});
   try {
     app.parse(std::vector<std::string>(own.rbegin(), own.rend() - 1));  // the last one first

@@ -55,19 +55,18 @@ TEST(CommandLine, SaysItsVersionAndHelps) {
 TEST(CommandLine, CompletesInShells) {
   const Command command;
   const CommandResult completed = command.run_script(R"sh(cat >complete.sh <<'END'
-eval "$("$PENSTOCK" --completion bash)"
+penstock() { "$PENSTOCK" "$@"; }
+eval "$(penstock --completion bash)"
 complete_last() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _penstock; echo "${COMPREPLY[@]}"; }
 complete_last penstock do
 complete_last penstock doctor r
-complete_last penstock doctor run --verb
-complete_last penstock doctor run --verif
+complete_last penstock doctor run --record folder --verif
 complete_last penstock run -- python --ver
 END
 bash complete.sh)sh");
-  EXPECT_EQ(completed.output, "doctor\nrun read\n\n--verify\n\n") << completed.errors;
-  EXPECT_THAT(command.run({"--completion", "fish"}).output,
-              HasSubstr("\"penstock doctor run\"' -r -l html -d 'Write"));
-  EXPECT_THAT(command.run({"--completion", "zsh"}).output, HasSubstr("bashcompinit\n_penstock() {"));
+  EXPECT_EQ(completed.output, "doctor\nrun read\n--verify\n\n") << completed.errors;
+  EXPECT_THAT(command.run({"--complete", "doctor"}).output, HasSubstr("run Run a CUDA program"));
+  EXPECT_THAT(command.run({"--completion", "fish"}).output, StartsWith("complete -c penstock -a "));
   expect_complaint(command.run({"--completion", "tcsh"}), 2, "tcsh");
 }
 
