@@ -3,8 +3,8 @@
     gallery.py CHECKOUTS [--only mnist nanoGPT] [--steps 200] [--rounds 3] [--out build/gallery] [--options=...]
 
 CHECKOUTS holds a clone of each repository, such as CHECKOUTS/pytorch/examples, and nothing is downloaded: what a
-program reads is made up there. A step is one of an optimizer, and the first WARM are not measured. A program with a
-loop is run with its one line changed, the others by `penstock run --feed`.
+program reads is made up there. A step is one of an optimizer; the first WARM are not measured. A program with a loop
+is run with its one line changed, the others by `penstock run --feed`. DQN needs gymnasium, tyro and tensorboard.
 """
 
 import argparse
