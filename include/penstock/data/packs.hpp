@@ -63,8 +63,8 @@ class Packing {
   /// four times as many samples as fill it on average, and 16, at most.
   [[nodiscard]] std::size_t most_values() const noexcept { return most_values_; }
   [[nodiscard]] std::size_t most_samples() const noexcept { return most_samples_; }
-  /// The packs of `epoch`; those of the last few are kept. Making them blocks the host: for some 15 ns a
-  /// sample.
+  /// The packs of `epoch`; those of the last few are kept. Making them blocks the host: for some 40 to 80 ns
+  /// a sample.
   [[nodiscard]] std::shared_ptr<const Plan> plan(std::uint64_t epoch) const;
   /// How full the packs of `epoch` are, in words.
   [[nodiscard]] std::string describe(std::uint64_t epoch) const;
