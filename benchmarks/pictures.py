@@ -112,7 +112,8 @@ class Encoded(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path, target = self.samples[index]
-        return torchvision_io.read_file(path), target
+        # read_file maps the file, and a worker cannot send a mapped file.
+        return torch.from_numpy(numpy.fromfile(path, numpy.uint8)), target
 
 
 class DecodedOnGpu:

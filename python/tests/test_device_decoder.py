@@ -109,7 +109,7 @@ def check_same(some, all_of_them):
 
 def bicubic(encoded, operations, decoder, channels_last=False):
     pictures = penstock.Pictures(encoded)
-    options = [5, channels_last, None, 0, None, decoder]
+    options = [5, channels_last, None, "0", None, decoder]
     pictures.field = penstock._core.picture_field(pictures._encoded, operations, True, *options)
     return pictures
 

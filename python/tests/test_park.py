@@ -550,7 +550,8 @@ from penstock._move import parking
 device, folder = sys.argv[1:]
 if not device.startswith("cuda"):
     parking.engine_of = lambda _: engine_for(device)
-tensor = penstock.to_device(torch.rand(8 << 20), device)
+tensor = torch.rand(8 << 20)
+tensor = tensor.to(device) if device.startswith("cuda") else penstock.to_device(tensor, device)
 state = penstock.park(tensor, pathlib.Path(folder))
 print("parked", flush=True)
 while True:
