@@ -130,6 +130,12 @@ class TestWindows:
         doubles = np.lib.stride_tricks.sliding_window_view(np.zeros(1 << 22), 1 << 20)  # 12 TiB in float32
         assert "convert the series" in refusal(doubles, to="float32")
 
+    def test_no_copy_is_larger_than_the_machines_memory(self, monkeypatch):
+        monkeypatch.setattr(penstock._core, "host_memory_bytes", lambda: 1000)
+        assert "1200 bytes, of 1000" in refusal(np.zeros((100, 3)), to="float32")
+        for gaps in (np.zeros((100, 3, 4)).transpose(0, 2, 1), torch.zeros(100, 3, 4).transpose(1, 2)):
+            assert "numpy.moveaxis(x, -1, 1)" in refusal(gaps)
+
     def test_windows_of_rows(self, device):
         series = np.arange(60, dtype=np.float32).reshape(20, 3)
         windows = np.moveaxis(np.lib.stride_tricks.sliding_window_view(series, 4, axis=0), -1, 1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import _core
@@ -289,8 +290,10 @@ def _tensor(value: Any, name: str, torch: Any) -> Any:
         raise _no_numbers("Field", name, value.dtype, "Complex numbers become pairs: torch.view_as_real(x).")
     _refuse_empty(value.shape, name)
     plain = value.detach().as_subclass(torch.Tensor)
-    whole = plain if _is_read_in_place(plain.shape, plain.stride(), 1) else plain.contiguous()
-    return whole.resolve_neg()
+    if plain.is_contiguous() or _is_read_in_place(plain.shape, plain.stride(), 1):
+        return plain.resolve_neg()
+    with _copying(plain.numel() * plain.element_size(), _GAPS.replace("NAME", str(name))):
+        return plain.contiguous().resolve_neg()
 
 
 def _numbers(array: Any, name: str) -> Any:
@@ -304,15 +307,28 @@ def _numbers(array: Any, name: str) -> Any:
         raise InvalidArgument(f"Field '{name}' is a scalar; its first axis must count samples.")
     _refuse_empty(array.shape, name)
     as_it_is = array.flags.aligned and array.dtype.isnative
-    if as_it_is and _is_read_in_place(array.shape, array.strides, array.itemsize):
+    if as_it_is and (array.flags.c_contiguous or _is_read_in_place(array.shape, array.strides, array.itemsize)):
         return array
-    try:
+    with _copying(array.nbytes, _GAPS.replace("NAME", str(name))):
         return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+_GAPS = (
+    "The samples of field 'NAME' have gaps within them, and a copy without them does not fit into memory: {error}. If "
+    "these are windows of a series, numpy.moveaxis(x, -1, 1) has none, and is read where it lies."
+)
+
+
+@contextlib.contextmanager
+def _copying(size: int, refusal: str) -> Iterator[None]:
+    """Raises InvalidArgument if a copy of `size` bytes does not fit into memory. Systems that promise more memory than
+    they have would end the process instead. `refusal` says "{error}" where the reason comes."""
+    try:
+        if size > (memory := _core.host_memory_bytes()):
+            raise MemoryError(f"{size} bytes, of {memory}")
+        yield
     except MemoryError as error:
-        raise InvalidArgument(
-            f"The samples of field '{name}' have gaps within them, and a copy without them does not fit into memory: "
-            f"{error}. If these are windows of a series, numpy.moveaxis(x, -1, 1) has none, and is read where it lies."
-        ) from None
+        raise InvalidArgument(refusal.replace("{error}", str(error))) from None
 
 
 _IF_SHAPES_DIFFER = (
@@ -344,16 +360,15 @@ def cast(array: Any, dtype: Any, name: Any) -> Any:
     """The array in another type of NumPy. Raises InvalidArgument if its values are too large, or the copy is."""
     import numpy
 
+    refusal = (
+        f"'{name}' in {dtype} does not fit into memory: {{error}}. If these are windows of a series, convert the "
+        "series, and make the windows of that."
+    )
     try:
-        with numpy.errstate(over="raise"):
+        with numpy.errstate(over="raise"), _copying(array.size * numpy.dtype(dtype).itemsize, refusal):
             return array.astype(dtype, order="C")
     except FloatingPointError:
         raise InvalidArgument(f"'{name}' holds values that are too large for {dtype}. Scale them before.") from None
-    except MemoryError as error:
-        raise InvalidArgument(
-            f"'{name}' in {dtype} does not fit into memory: {error}. If these are windows of a series, convert the "
-            "series, and make the windows of that."
-        ) from None
 
 
 def refuse_rounding(array: Any, dtype: Any, name: Any) -> None:
