@@ -130,10 +130,9 @@ def about(runs: list[dict[str, Any]]) -> list[str]:
             older.setdefault(origin, []).append(part)
         missing = "".join(f" Of {origin}: {', '.join(parts)}." for origin, parts in older.items())
         missing += f" Not run: {', '.join(run['missing'])}." if run["missing"] else ""
-        torch = run["parts"].get("compare", {}).get("about", {}).get("PyTorch", "none")
+        torch = f", PyTorch {run['parts']['compare']['about']['PyTorch']}" if "compare" in run["parts"] else ""
         lines.append(
-            f"- **{name_of(run)}**: {origin_of(run)}, driver {run['driver']}, "
-            f"{run['cores']} cores, PyTorch {torch}.{missing}"
+            f"- **{name_of(run)}**: {origin_of(run)}, driver {run['driver']}, {run['cores']} cores{torch}.{missing}"
         )
     return lines
 

@@ -14,6 +14,7 @@ PINNED = "`.copy_(non_blocking=True)` of each, into pinned memory"
 ONE_LINK = "`.copy_(non_blocking=True)` to the first alone, pinned"
 ALONE, RAW_PINNED, LATER = "the program alone", "raw pinned copy", "penstock, later"
 PICTURES, FED_PICTURES = "penstock.Pictures", "penstock.feed(pictures=True)"
+DEVICE_PICTURES, NVJPEG = f"{PICTURES}, decoded on the GPU", "nvJPEG alone, by its engines"
 PILLOW, THERE = "ImageFolder, Pillow", "a batch on the device already"
 STATE = "state dict, 48 tensors, 3072 MiB"
 
@@ -436,10 +437,12 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
     "pictures": (
         ("JPEGs of 500x375, train transforms, `Pictures`", PILLOW, "2.5 x", pictures(PICTURES, PILLOW, 2.5)),
         ("the same pictures, `feed(pictures=True)`", PILLOW, "", pictures(FED_PICTURES, PILLOW)),
+        ("the same pictures, decoded on the GPU", "nvJPEG alone", "95 %", pictures(DEVICE_PICTURES, NVJPEG, 0.95)),
         ("the same pictures, decoded before", PILLOW, "", pictures(f"{PICTURES}, decoded before", PILLOW)),
     ),
     "training": (
         ("training a ResNet-50 on them, `Pictures`", THERE, "97 %", pictures(PICTURES, THERE, 0.97)),
+        ("the same training, decoded on the GPU", THERE, "97 %", pictures(DEVICE_PICTURES, THERE, 0.97)),
         ("the same training, `feed(pictures=True)`", THERE, "97 %", pictures(FED_PICTURES, THERE, 0.97)),
     ),
     "groups": (

@@ -77,10 +77,10 @@ def of_compare(good: bool) -> list[dict]:
     return found
 
 
-def of_pictures(beside: str, good: bool) -> dict:
+def of_pictures(good: bool, *beside: str) -> dict:
     """What pictures.py writes."""
-    ours = (rows.PICTURES, rows.FED_PICTURES, f"{rows.PICTURES}, decoded before")
-    return {"ways": {beside: {"rate": 100.0}} | {way: {"rate": 999.0 if good else 9.0} for way in ours}}
+    ours = (rows.PICTURES, rows.FED_PICTURES, rows.DEVICE_PICTURES, f"{rows.PICTURES}, decoded before")
+    return {"ways": {way: {"rate": 100.0} for way in beside} | {way: {"rate": 999.0 if good else 9.0} for way in ours}}
 
 
 def a_run(good: bool) -> dict:
@@ -130,8 +130,8 @@ def a_run(good: bool) -> dict:
                 "frozen": {"again_s": 0.01, "whole_s": 0.2, "times": 20 if good else 2},
                 "swap": {"swap_s": 0.1, "one_way_s": 0.1, "times": 1.0 if good else 2},
             },
-            "pictures": of_pictures(rows.PILLOW, good),
-            "training": of_pictures(rows.THERE, good),
+            "pictures": of_pictures(good, rows.PILLOW, rows.NVJPEG),
+            "training": of_pictures(good, rows.THERE),
             "groups": {
                 "devices": ["cuda:0", "cuda:1"],
                 "gbps": {
