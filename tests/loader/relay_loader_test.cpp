@@ -187,7 +187,7 @@ TEST_P(RelayLoaderPaceTest, AMemberWhoseWiresOthersUseGivesWayUntilTheyAreGone) 
 }
 
 TEST_P(RelayLoaderPaceTest, GivesWayWithinAFewBatches) {
-  expect_gives_way_soon(kProbes + 8 * kPart, 1, kProbes);
+  expect_gives_way_soon(kBatches / 2 * kPart, 1, kProbes);
 }
 
 TEST_P(RelayLoaderPaceTest, GivesWayWithinItsFirstBatchesIfTheWaysWereMeasured) {
@@ -195,7 +195,7 @@ TEST_P(RelayLoaderPaceTest, GivesWayWithinItsFirstBatchesIfTheWaysWereMeasured) 
   EXPECT_GE(carried_once()[1], least_share()) << "it has seen nothing else";
   make_loader(measured());
   const std::vector<std::size_t> carried = carried_once();
-  for (const std::size_t i : {1u, 2u}) EXPECT_LE(carried[i], kProbes + 8 * kPart);
+  for (const std::size_t i : {1u, 2u}) EXPECT_LE(carried[i], kBatches / 2 * kPart);
   set_clock_rates(1);
   EXPECT_TRUE(soon_carries_its_share(1));
   EXPECT_TRUE(soon_carries_its_share(2));
