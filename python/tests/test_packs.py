@@ -5,7 +5,6 @@ import json
 import pickle
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
 
@@ -20,13 +19,17 @@ SAMPLES = [TOKENS[begin:end].tolist() for begin, end in itertools.pairwise(OFFSE
 PACK = {"input_ids": 256}
 
 
+def pa():
+    return pytest.importorskip("pyarrow")
+
+
 def arrow():
-    return pyarrow.array(SAMPLES)
+    return pa().array(SAMPLES)
 
 
 def sliced():
-    whole = pyarrow.array([[7, 7], *SAMPLES, [7]], type=pyarrow.large_list(pyarrow.int32()))
-    return pyarrow.chunked_array([whole[1:100], whole[100:100], whole[100:-1]])
+    whole = pa().array([[7, 7], *SAMPLES, [7]], type=pa().large_list(pa().int32()))
+    return pa().chunked_array([whole[1:100], whole[100:100], whole[100:-1]])
 
 
 def hugging_face():
@@ -205,11 +208,11 @@ def test_it_says_how_full_packs_are():
 
 
 def of_lists(values, **options):
-    return {"input_ids": pyarrow.array(values, **options)}
+    return {"input_ids": pa().array(values, **options)}
 
 
 def bad_arrow_offsets():
-    return {"input_ids": pyarrow.ListArray.from_arrays(np.int32([0, 3, 2, 4]), np.arange(4))}
+    return {"input_ids": pa().ListArray.from_arrays(np.int32([0, 3, 2, 4]), np.arange(4))}
 
 
 REFUSED = {
@@ -225,7 +228,7 @@ REFUSED = {
     "a long list": (lambda: of_lists([[1], [2] * 257]), "Sample 1 of field 'input_ids' has 257 values"),
     "no lists": (lambda: of_lists([1, 2]), "holds int64, and `pack` and `pad` are for lists"),
     "texts": (lambda: of_lists([["a"]]), "Column 'input_ids' holds string"),
-    "nothing": (lambda: of_lists([[], []], type=pyarrow.list_(pyarrow.int64())), "have no values"),
+    "nothing": (lambda: of_lists([[], []], type=pa().list_(pa().int64())), "have no values"),
     "an array": (lambda: {"input_ids": TOKENS}, "neither a column of lists nor a pair"),
     "float offsets": (lambda: {"input_ids": (TOKENS, [0.0, 1.0])}, "offsets of field 'input_ids' are whole"),
     "objects": (lambda: {"input_ids": (np.array([None]), [0, 1])}, "values of field 'input_ids' are object"),
