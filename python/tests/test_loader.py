@@ -307,6 +307,7 @@ def test_statistics(device, images):
     assert statistics.delivered_bytes == 100 * (35 * 4 + 8)
     assert "13 batches" in str(statistics) and "13 batches" in statistics._repr_html_()
     assert len(loader.describe()) == 2 and "field0" in repr(loader)
+    assert "Loader object at" in repr(object.__new__(penstock.Loader)), "as a debugger sees one that is not made"
     assert "13 batches of 8" in loader._repr_html_() and loader._repr_html_().count("<li>") == 2
     assert repr(statistics.timeline[0]).startswith("BatchTimes(")
     figures = statistics.as_dict()

@@ -287,6 +287,8 @@ class Loader:
         return _again, (self._arguments, self.state_dict() if self._batches is None else None)
 
     def __repr__(self) -> str:
+        if "_native" not in self.__dict__:  # a debugger looks at one whose constructor fails
+            return object.__repr__(self)
         batches = f"{len(self)} batches" if self._batches is None else "batches of a sampler"
         return f"<penstock.Loader on {self.device}: {'; '.join(self.describe())}; {batches}>"
 
