@@ -246,13 +246,17 @@ def gains(part: Any) -> Cell | None:
     return Cell(f"{within} of {len(last)}", met=within >= 0.8 * len(last)) if last else None
 
 
+def compared(ours: float, theirs: float, unit: str, least: float | None) -> Cell:
+    met = None if least is None else ours >= least * theirs
+    return Cell(f"{ours:,.1f} {unit}", f"{theirs:,.1f} {unit}, {ours / theirs:.2f} x", met)
+
+
 def links(name: str) -> Callable[[Any], Cell]:
     """Of groups.py: beside a plain copy over one link."""
 
     def read(part: Any) -> Cell:
         ours, theirs = part["gbps"][name], part["gbps"][ONE_LINK]
-        met = ours >= 0.95 * len(part["devices"]) * theirs
-        return Cell(f"{ours:.1f} GB/s", f"{theirs:.1f} GB/s, {ours / theirs:.2f} x", met)
+        return compared(ours, theirs, "GB/s", 0.95 * len(part["devices"]))
 
     return read
 
@@ -280,11 +284,6 @@ def same_batches(part: Any) -> Cell:
 def shared_pages(part: Any) -> Cell:
     times = part["shared_bytes"] / part["dataset_bytes"]
     return Cell(f"{times:.3f} x", met=times <= 1.05)
-
-
-def compared(ours: float, theirs: float, unit: str, least: float | None) -> Cell:
-    met = None if least is None else ours >= least * theirs
-    return Cell(f"{ours:,.1f} {unit}", f"{theirs:,.1f} {unit}, {ours / theirs:.2f} x", met)
 
 
 def under_run(name: str, goal: str) -> Callable[[Any], Cell]:

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from fake_driver import driver, over_the_fake_driver
-from support import HAS_GPU
+from support import gpu
 
 pytest.importorskip("PIL")
 
@@ -85,7 +85,7 @@ def test_images_are_those_of_the_host(form, hardware):
     assert f"decoded on the device by nvJPEG 13.0, by its {'hardware engines' if hardware else 'kernels'}" in said
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+@gpu
 @pytest.mark.parametrize("form", FORMS)
 def test_images_are_near_those_of_the_host_on_a_gpu(form):
     try:

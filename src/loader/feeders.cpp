@@ -174,7 +174,7 @@ class HostFeeder final : public Feeder {
     std::vector<GatheredField*> on_disk;
     double bytes = 0;
     for (GatheredField& gathered : fields_) {
-      if (!BlockReader::is_of(reader_of(gathered))) continue;
+      if (!gathered.list.field().on_disk) continue;
       on_disk.push_back(&gathered);
       bytes += bytes_of(gathered);
     }

@@ -55,6 +55,7 @@ FieldPlan plan_field(const FieldFacts& facts) {
   field.sample_elements = element_count(facts.stored.shape);
   field.sample_bytes = facts.sample_bytes;
   field.decoder = facts.decoder;
+  field.on_disk = facts.on_disk;
   if (facts.in_memory && !facts.file_mapping) {
     // If only some pages are locked, for a neighbour, the device cannot copy the field in one piece.
     field.upload = facts.page_lock == FieldFacts::PageLock::foreign ? FieldPlan::Upload::direct

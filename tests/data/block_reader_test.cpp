@@ -249,7 +249,7 @@ TEST_F(BlockReads, LeaveAloneAFileThatTookTheName) {
   const auto mapped = map(100 * 5000);
   std::filesystem::rename(path_, directory_.path() / "old.bin");
   directory_.write("x.bin", test::random_bytes(100 * 5000, 9));
-  if (!test::make_cold(directory_.path() / "old.bin")) GTEST_SKIP();
+  PENSTOCK_MAKE_COLD(directory_.path() / "old.bin");
   const BlockReader renamed(read_array(samples_of(5000), mapped, nullptr), true, 0);
   EXPECT_EQ(reads_of(renamed, 5000, {1, 70}), 2u) << "the system knows its name";
   std::filesystem::rename(directory_.path() / "x.bin",

@@ -59,6 +59,7 @@ struct FieldPlan {
   GatherPath path = GatherPath::host;  ///< host, zero_copy or copy_engine
   std::string reason;                  ///< why another path was not taken
   std::string decoder{};               ///< what decodes the samples on the device; empty: nothing
+  bool on_disk = false;                ///< a part of the samples is in a file and not in memory
   Source source = Source::none;
   /// The field crosses the link into a staging buffer on the device, from which a kernel writes the slot.
   bool staged_on_device = false;

@@ -292,7 +292,7 @@ def _tensor(value: Any, name: str, torch: Any) -> Any:
     plain = value.detach().as_subclass(torch.Tensor)
     if plain.is_contiguous() or _is_read_in_place(plain.shape, plain.stride(), 1):
         return plain.resolve_neg()
-    with _copying(plain.numel() * plain.element_size(), _GAPS.replace("NAME", str(name))):
+    with _closing_gaps(name, plain.numel() * plain.element_size()):
         return plain.contiguous().resolve_neg()
 
 
@@ -309,14 +309,8 @@ def _numbers(array: Any, name: str) -> Any:
     as_it_is = array.flags.aligned and array.dtype.isnative
     if as_it_is and (array.flags.c_contiguous or _is_read_in_place(array.shape, array.strides, array.itemsize)):
         return array
-    with _copying(array.nbytes, _GAPS.replace("NAME", str(name))):
+    with _closing_gaps(name, array.nbytes):
         return numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
-
-
-_GAPS = (
-    "The samples of field 'NAME' have gaps within them, and a copy without them does not fit into memory: {error}. If "
-    "these are windows of a series, numpy.moveaxis(x, -1, 1) has none, and is read where it lies."
-)
 
 
 @contextlib.contextmanager
@@ -329,6 +323,14 @@ def _copying(size: int, refusal: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise InvalidArgument(refusal.replace("{error}", str(error))) from None
+
+
+def _closing_gaps(name: Any, size: int) -> contextlib.AbstractContextManager[None]:
+    return _copying(
+        size,
+        f"The samples of field '{name}' have gaps within them, and a copy without them does not fit into memory: "
+        "{error}. If these are windows of a series, numpy.moveaxis(x, -1, 1) has none, and is read where it lies.",
+    )
 
 
 _IF_SHAPES_DIFFER = (
