@@ -100,7 +100,7 @@ void GroupSource::add_members(const GroupLinks& links, const BatchOrder& order) 
     const Device& device = group_[i];
     const bool receives = std::ranges::find(receivers_, i) != receivers_.end();
     const GroupBudget budget = group_budget(options_, device, receives, plan_.slot_bytes);
-    members_.push_back({.pushes = {},
+    members_.push_back({.push = device.create_stream(StreamPriority::high),
                         .arrive = device.create_stream(StreamPriority::high),
                         .pushed = device.create_event()});
     add_loader(i, links, order, budget.parts);
@@ -125,9 +125,6 @@ void GroupSource::add_loader(std::size_t self, const GroupLinks& links, const Ba
     member.sampler = std::make_shared<PartSampler>(order.first, draws_, lanes_[l].shares, member.number);
   }
   if (member.sampler == nullptr) return;
-  for (std::size_t i = 0; i < lanes_[member.lane].receivers.size(); ++i) {
-    member.pushes.push_back(group_[self].create_stream(StreamPriority::high));
-  }
   const bool relays = relays_ && receivers_[0] != self;
   BatchShares& shares = *lanes_[member.lane].shares;
 

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <span>
 #include <utility>
 
 namespace penstock {
@@ -25,10 +24,7 @@ std::vector<std::shared_ptr<DeviceRing>> GroupSource::rings() const {
 bool GroupSource::come_to(const Turn& turn) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Member& member = members_[i];
-    if (!member.loader) continue;
-    parts_[i] = next_part(*member.loader, member.pushes[0], turn);
-    if (!parts_[i]) continue;
-    for (const Stream& push : std::span(member.pushes).subspan(1)) parts_[i]->use_on(push);
+    if (member.loader) parts_[i] = next_part(*member.loader, member.push, turn);
   }
   return true;
 }
@@ -39,24 +35,21 @@ bool GroupSource::fill(const Turn& turn, std::size_t number, DeviceSlot& slot, P
   if (item.timed != nullptr) item.timed->begin.record(receiver.arrive);
   const Lane& lane = lanes_[receiver.lane];
   const BatchSplit& split = lane.shares->of(turn.number);
-  const auto place = static_cast<std::size_t>(std::ranges::find(lane.receivers, receivers_[number]) -
-                                              lane.receivers.begin());
   for (const std::size_t sender : lane.carriers) {
     Member& from = members_[sender];
     const std::optional<DeviceBatch>& parts = parts_[sender];
     if (!parts) continue;
-    const Stream& push = from.pushes[place];
     const std::uint64_t begin = split.part(slot.run.count, from.number).begin;
-    receiver.ring->wait_for_users(slot, push);
-    if (from.watch) from.watch->push_begins(*parts, push);
+    receiver.ring->wait_for_users(slot, from.push);
+    if (from.watch) from.watch->push_begins(*parts, from.push);
     for (std::size_t f = 0; f < slot.fields.size(); ++f) {
       const DeviceField& part = parts->field(f);
       if (part.bytes == 0) continue;
       std::byte* const there = slot.fields[f].data + begin * plan_.fields[f].delivered_bytes;
-      push.copy(there, part.data, part.bytes, CopyDirection::d2d);
+      from.push.copy(there, part.data, part.bytes, CopyDirection::d2d);
     }
-    if (from.watch) from.watch->push_ends(push);
-    from.pushed.record(push);
+    if (from.watch) from.watch->push_ends(from.push);
+    from.pushed.record(from.push);
     receiver.arrive.wait(from.pushed);
   }
   receiver.ring->mark_end(slot, receiver.arrive, item.timed);
@@ -67,8 +60,9 @@ bool GroupSource::fill(const Turn& turn, std::size_t number, DeviceSlot& slot, P
 bool GroupSource::may_still_write() noexcept {
   bool done = true;
   for (const Member& member : members_) {
-    for (const Stream& push : member.pushes) done = wait_quietly([&] { push.synchronize(); }) && done;
-    done = wait_quietly([&] { member.arrive.synchronize(); }) && done;
+    for (const Stream* stream : {&member.push, &member.arrive}) {
+      done = wait_quietly([&] { stream->synchronize(); }) && done;
+    }
   }
   return !done;
 }

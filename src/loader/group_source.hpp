@@ -20,11 +20,8 @@ namespace penstock {
 /// Parts of batches, each of which one member of a group brings over its link:
 ///
 ///   parts of a batch, each from its member's Loader                                 in come_to
-///   copies of all parts into the slot of each receiver, each on a stream of the
-///   member that has the part                                                        in fill
-///
-/// A member has a stream for each receiver, so its copies to all of them run at once. One after another, all
-/// members would copy to the same receiver at the same time.
+///   copies of all parts into the slot of each receiver, each on the push stream
+///   of the member that has the part                                                 in fill
 ///
 /// If a batch sampler chooses the samples, the members' Loaders find their parts in the shared draws.
 ///
@@ -72,7 +69,7 @@ class GroupSource final : public BatchSource {
     std::shared_ptr<PartSampler> sampler = nullptr;
     std::optional<Loader> loader = std::nullopt;     ///< of its parts; none: it carries nothing
     std::shared_ptr<DeviceRing> ring = nullptr;      ///< null: it gets no batches
-    std::vector<Stream> pushes;                      ///< copy its parts, one to each receiver of the lane
+    Stream push;                                     ///< copies its parts to all receivers of the lane
     Stream arrive;                                   ///< waits for the copies into its slots
     Event pushed;                                    ///< of its latest part, to one of the receivers
     std::optional<RelayWatch> watch = std::nullopt;  ///< if it gives way
