@@ -115,7 +115,8 @@ TEST_P(ReleaseTest, PendingRangesCoalesceWhenTheyAreDone) {
     for (int i = 0; i < 8; ++i) parts[i * 3 % 8].release_after(i % 2 == 0 ? a : b);
     a.synchronize();
     b.synchronize();
-    EXPECT_EQ(pool.allocate(8 * kMiB).size(), 8 * kMiB);
+    // A GPU may be done with a stream a little before it tells so of an event.
+    EXPECT_EQ(pool.allocate_wait(8 * kMiB).size(), 8 * kMiB);
   }
   EXPECT_EQ(upstream_->allocations(), 1u);
 }
