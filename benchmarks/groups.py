@@ -5,11 +5,12 @@
 
 A contender counts only after its bytes were compared, on each device, with the host's. Rates are what each receiver
 gets: bytes of the transfer, through the median time until all receivers have them, also as a multiple of a plain copy
-over one link in the same run. load_safetensors loads the same bytes from a file in the page cache: to all, to the
-first alone, and to it over the links of all. Beside these rows stands what as many threads as the engines have read of
-that file into pinned memory. Then, for a few seconds each, the GPUs all-reduce 1 GiB by NCCL: alone, beside plain
-copies to the first, and beside relays to it, with the share of the bytes that each link carried: a relay gives way.
-Prints Markdown. Profiles that `penstock link` has stored are used, as in any program.
+over one link in the same run. The goals are shares of what plain copies bring over all links at once. load_safetensors
+loads the same bytes from a file in the page cache: to all, to the first alone, and to it over the links of all. Beside
+these rows stands what as many threads as the engines have read of that file into pinned memory. Then, for a few seconds
+each, the GPUs all-reduce 1 GiB by NCCL: alone, beside plain copies to the first, and beside relays to it, with the
+share of the bytes that each link carried: a relay gives way. Prints Markdown. Profiles that `penstock link` has stored
+are used, as in any program.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 REDUCED_BYTES = 1 << 30
 READ_BYTES = 4 << 20  # that a thread reads at a time
+EACH = "`.copy_(non_blocking=True)` to each, pinned"
 ONE_LINK = "`.copy_(non_blocking=True)` to the first alone, pinned"
-LEAST_SHARE_OF_LINKS = 0.95  # of their sum: 1.9 x one link for two
+LEAST_SHARE_OF_LINKS = 0.95  # of plain copies over all of them
 LEAST_SHARE_OF_REDUCE = 0.97  # beside a relay
 
 
@@ -116,7 +118,7 @@ class Bench:
 
         first, others = self.devices[0], self.devices[1:]
         return {
-            "`.copy_(non_blocking=True)` to each, pinned": self.copy_to_each,
+            EACH: self.copy_to_each,
             "the same to the first, and NCCL's broadcast": self.copy_and_broadcast,
             "to_device(group=), pinned": lambda: penstock.to_device(self.pinned, group=self.devices),
             "to_device(group=), pageable": lambda: penstock.to_device(self.pageable, group=self.devices),
@@ -136,9 +138,9 @@ class Bench:
 
     def beside(self, name: str) -> list[str]:
         """A row's rate as a multiple of one link's, the goal, and the share of what threads read, each as text."""
-        rate, links = self.rates[name], len(self.devices)
+        rate, one = self.rates[name], self.rates[ONE_LINK]
+        ratio, links = rate / one, self.rates[EACH] * len(self.devices) / one
         goal = LEAST_SHARE_OF_LINKS * links if name in ("to_device(group=), pinned", "to_device(relay=), pinned") else 0
-        ratio = rate / self.rates[ONE_LINK]
         met = "" if not goal else f"{goal:.2f}: {'met' if ratio >= goal else 'not met'}"
         share = f"{rate / self.rates[self.reading()]:.0%}" if name.startswith("load_safetensors") else ""
         return [f"{ratio:.2f}", met, share]

@@ -462,7 +462,7 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
     "group": (
         (
             "all GPUs get the same batches, `Loader(group=)`, C++",
-            "the sum of the links",
+            "all links at once",
             "0.95",
             table("Loader of the group: each of them receives", "0.95", "rows"),
         ),
