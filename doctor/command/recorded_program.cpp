@@ -36,7 +36,7 @@ constexpr const char* kRecordWithout = "PENSTOCK_RECORD_WITHOUT";
 constexpr std::array<std::string_view, 6> kRecordedParts = {"kernels", "launches", "calls",
                                                             "lines",   "contents", "nodes"};
 constexpr std::uint64_t kMostRecords = std::uint64_t{1} << 28;
-constexpr std::uint64_t kLeastRoom = 4'800'000;  // for the text, the totals and the first records
+constexpr std::uint64_t kLeastRoom = 3'700'000;  // for the text and the first records
 
 fs::path find_recorder(const std::string& named) {
   if (named.empty()) return find_own_library(kRecorder);

@@ -59,7 +59,6 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));
       examined.reports.back().process = recording.process;
-      examined.reports.back().whole_run = whole_run_report(recording);
       numbers.push_back(recording.process);
       const bool is_wanted = !wanted || std::cmp_equal(recording.process, *wanted);
       if (examiner.draws() && is_wanted && !examined.drawn) {

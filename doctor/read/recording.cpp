@@ -2,13 +2,13 @@
 
 #include "doctor/read/cupti_kinds.hpp"
 #include "doctor/read/python_files.hpp"
-#include "doctor/read/recorded_totals.hpp"
 #include "doctor/read/recording_format.hpp"
 #include "doctor/read/seen_waits.hpp"
 #include "doctor/read/trace_frames.hpp"
 #include "doctor/timeline/device_activity.hpp"
 #include "doctor/timeline/frame_names.hpp"
 
+#include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
@@ -34,8 +34,8 @@ using recording::Record;
 using recording::RecordType;
 using recording::TextEntry;
 using recording::TextType;
-using recording::Total;
 
+constexpr std::uint16_t kMostRecordedDevices = 1024;
 constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
 constexpr std::size_t kLongestFileName = 4096;      // of a file, and four times what the recorder writes
@@ -80,7 +80,6 @@ class RecordingParser {
     keep_watched();
     keep_waits();
     sort_timeline(timeline);
-    read_totals();
     timeline.steps = find_steps(timeline);
     note_losses();
     return std::move(recording_);
@@ -115,9 +114,8 @@ class RecordingParser {
                          header_.version, recording::kVersion));
     // A ring within the header makes the difference huge.
     if (header_.capacity > recording::kMostRecords ||
-        header_.ring_offset - recording::kTextOffset > kMostTextBytes || !has_room_for_totals()) {
+        header_.ring_offset - recording::kTextOffset > kMostTextBytes)
       refuse("its header is damaged");
-    }
     recording_.process = header_.process;
     recording_.began = header_.began;
     note_left_out();
@@ -137,16 +135,8 @@ class RecordingParser {
                         is_refused(recording::kWithoutLaunches), is_refused(recording::kWithoutCalls)};
   }
 
-  [[nodiscard]] bool has_room_for_totals() const {
-    if (header_.totals_offset == 0) return true;
-    const std::uint64_t room = header_.ring_offset - header_.totals_offset;
-    return header_.totals_offset >= recording::kTextOffset && header_.totals_offset <= header_.ring_offset &&
-           room % sizeof(Total) == 0 && room / sizeof(Total) >= recording::kOtherTotals;
-  }
-
   void read_text() {
-    const std::uint64_t end = header_.totals_offset != 0 ? header_.totals_offset : header_.ring_offset;
-    const std::uint64_t room = end - recording::kTextOffset;
+    const std::uint64_t room = header_.ring_offset - recording::kTextOffset;
     std::vector<std::byte> text(static_cast<std::size_t>(std::min(header_.text_bytes, room)));
     text.resize(bytes_(recording::kTextOffset, text));
     std::size_t at = 0;
@@ -293,42 +283,8 @@ class RecordingParser {
   }
 
   void read_records() {
-    incomplete_ += for_each_record([this](const Record& record) {
-      if (!keep(record)) {
-        ++incomplete_;
-        return;
-      }
-      ++kept_;
-      covered_.begin = std::min(covered_.begin, record.begin - *origin_);
-      covered_.end = std::max(covered_.end, record.end - *origin_);
-    });
+    incomplete_ += for_each_record([this](const Record& record) { ++(keep(record) ? kept_ : incomplete_); });
     recording_.timeline.events = kept_;
-  }
-
-  /// If the ring did not go round, the timeline tells it all.
-  void read_totals() {
-    if (header_.written <= header_.capacity || kept_ == 0) return;
-    if (header_.totals_offset == 0) return note("Totals of the whole run: an earlier recorder kept none.");
-    recording_.whole_run = whole_run();
-    if (!recording_.whole_run)
-      note("Totals of the whole run: the recording is cut short or damaged there, so they are left out.");
-  }
-
-  /// nullopt: it is damaged.
-  std::optional<WholeRun> whole_run() {
-    if (header_.first <= 0) return std::nullopt;
-    const TraceTime began = std::min(header_.first - *origin_, covered_.begin);
-    if (began < -kLongest) return std::nullopt;
-    std::vector<Total> totals(
-        static_cast<std::size_t>((header_.ring_offset - header_.totals_offset) / sizeof(Total)));
-    const std::span<std::byte> room = std::as_writable_bytes(std::span(totals));
-    if (bytes_(header_.totals_offset, room) < room.size()) return std::nullopt;
-    const auto place = [this](std::uint64_t number) { return place_name(number); };
-    std::optional<WholeRun> run = sort_totals(totals, place);
-    if (!run) return run;
-    run->seconds = static_cast<double>(covered_.end - began) * 1e-9;
-    run->timeline_seconds = static_cast<double>(covered_.end - covered_.begin) * 1e-9;
-    return run;
   }
 
   bool keep(const Record& record) {
@@ -482,7 +438,11 @@ class RecordingParser {
 
   void note_losses() {
     if (header_.written > header_.capacity) {
-      note(fmt::format("The recording keeps the last {} of {} records.", header_.capacity, header_.written));
+      const TimeSpan covered = whole_window(recording_.timeline);
+      note(
+          fmt::format("The recording keeps the last {} of {} records, so the report covers only the last {}.",
+                      header_.capacity, header_.written,
+                      format_seconds(1e-9 * static_cast<double>(covered.end - covered.begin))));
     }
     if (header_.dropped > 0) {
       note(fmt::format("CUPTI had no room for {} records, so times are missing.", header_.dropped));
@@ -507,11 +467,6 @@ class RecordingParser {
 
   std::uint32_t frame_of(std::uint64_t place) const {
     return place > 0 && place <= places_.size() ? places_[static_cast<std::size_t>(place - 1)] : kNone;
-  }
-
-  std::optional<std::uint32_t> place_name(std::uint64_t place) const {
-    const std::uint32_t frame = frame_of(place);
-    return frame == kNone ? std::nullopt : std::optional(frame);
   }
 
   /// The name of a stack's place: the program's own innermost frame, with that in a package if
@@ -600,7 +555,6 @@ class RecordingParser {
   FrameNames frame_names_{recording_.timeline};
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;
-  TimeSpan covered_{kLongest, -kLongest};  ///< by the records that are kept
   std::uint8_t only_node_ = kUnknownNode;
   bool has_python_ = false;
   std::uint64_t kept_ = 0;

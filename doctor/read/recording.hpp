@@ -1,14 +1,12 @@
 #pragma once
 
 #include "doctor/timeline/timeline.hpp"
-#include "doctor/timeline/whole_run.hpp"
 
 #include <penstock/core/function_ref.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,7 +32,6 @@ struct Recording {
   std::int64_t began = 0;              ///< in seconds, as the times of files
   Timeline timeline;                   ///< its steps are found by `find_steps`; its notes say what is missing
   std::vector<CodeStack> code_stacks;  ///< of calls from compiled code; `name_code_places` names their lines
-  std::optional<WholeRun> whole_run;  ///< nullopt: the timeline has all of it, or the recording has no totals
 };
 
 /// Reads a file that the recorder wrote. If it is damaged or cut short, what is complete is read, and a note

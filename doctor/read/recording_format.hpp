@@ -12,7 +12,7 @@
 /// program runs, so that what was written survives the program's end, however it comes. Little endian, as all
 /// GPUs' hosts.
 ///
-///   header | text: entries that are added and stay | totals: sums over all records | ring: the last records
+///   header | text: entries that are added and stay | ring: the last records
 ///
 /// Each entry of the text is a TextEntry, `bytes` bytes, and zeros up to a multiple of 4.
 namespace penstock::recording {
@@ -21,7 +21,7 @@ inline constexpr char kMagic[8] = {'p', 'e', 'n', 's', 't', 'o', 'c', 'k'};
 inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::size_t kTextOffset = 4096;
 inline constexpr std::size_t kTextBytes = std::size_t{2} << 20;
-inline constexpr std::size_t kTotalsOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
+inline constexpr std::size_t kRingOffset = kTextOffset + kTextBytes;  ///< as the recorder makes it
 inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
 inline constexpr std::size_t kMostStreams = 4096;  ///< whose kinds are kept
 inline constexpr std::size_t kMostFrames = 64;     ///< of a stack
@@ -68,12 +68,10 @@ struct Header {
   std::uint64_t without_place;  ///< calls whose stack could not be kept, as the text is full
   std::uint32_t unused;         ///< earlier recorders wrote the version of CUPTI
   State state;
-  std::int64_t began;  ///< in seconds, as the times of files
-  // Earlier recorders wrote no totals, and left zeros here.
-  std::uint64_t totals_offset;  ///< the totals reach from here to the ring
-  std::int64_t first;           ///< when the first of all records began; 0: there is none
-  std::uint32_t left_out;       ///< LeftOut, in bits
-  std::uint32_t refused;        ///< of these, the ones that CUPTI refused; earlier recorders did not say so
+  std::int64_t began;              ///< in seconds, as the times of files
+  std::uint64_t unused_totals[2];  ///< some earlier recorders kept sums between the text and the ring
+  std::uint32_t left_out;          ///< LeftOut, in bits
+  std::uint32_t refused;  ///< of these, the ones that CUPTI refused; earlier recorders did not say so
 };
 static_assert(sizeof(Header) == 112);
 
@@ -142,47 +140,5 @@ struct Record {
   };
 };
 static_assert(sizeof(Record) == 48);
-
-/// What the records of a total have in common. All zeros: the slot is free.
-struct TotalKey {
-  RecordType type;
-  std::uint8_t detail;  ///< of copies, calls and waits: that of the records; of work: 1 for memory sets
-  std::uint16_t extra;  ///< of copies: that of the records
-  std::uint32_t of;     ///< of copies and work: the device; of calls and waits: the place
-};
-static_assert(sizeof(TotalKey) == 8);
-
-/// All zeros: records of this type have no total.
-constexpr TotalKey total_key(const Record& record) noexcept {
-  switch (record.type) {
-    case RecordType::copy:
-      return {record.type, record.detail, record.extra, record.device};
-    case RecordType::work:
-      return {record.type, record.extra == kMemorySet ? std::uint8_t{1} : std::uint8_t{0}, 0, record.device};
-    case RecordType::call:
-    case RecordType::wait:
-      return {record.type, record.detail, 0, static_cast<std::uint32_t>(record.place)};
-    case RecordType::range:
-    case RecordType::look:
-      break;
-  }
-  return {};
-}
-
-/// The sum over all records with a key, also over those that were written over.
-struct Total {
-  std::uint64_t key;  ///< bits of a TotalKey; it stays once it is written
-  std::uint64_t count;
-  std::uint64_t bytes;  ///< of copies, and of calls that copy if their parameters tell
-  std::uint64_t nanoseconds;
-};
-static_assert(sizeof(Total) == 32);
-
-/// The first totals, without keys, are by RecordType those of all keys that found no slot. Then come the
-/// slots.
-inline constexpr std::size_t kOtherTotals = 8;
-inline constexpr std::size_t kTotalSlots = std::size_t{1} << 15;
-inline constexpr std::size_t kRingOffset =
-    kTotalsOffset + (kOtherTotals + kTotalSlots) * sizeof(Total);  ///< as the recorder makes it
 
 }  // namespace penstock::recording

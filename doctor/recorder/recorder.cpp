@@ -125,7 +125,6 @@ Record record_of(RecordType type, std::uint64_t begin, std::uint64_t end) noexce
 
 /// What is recorded of what a call copies.
 struct CopiedMemory {
-  std::uint64_t bytes = 0;
   std::uint64_t contents = 0;
   std::uint16_t nodes = 0;
 };
@@ -139,7 +138,7 @@ void add_call(std::uint8_t kind, std::uint64_t begin, std::uint64_t end, std::ui
   record.place = place;
   record.contents = memory.contents;
   record.extra = memory.nodes;
-  file.add(record, memory.bytes);
+  file.add(record);
 }
 
 WatchedThread* watch_this_thread() noexcept {
@@ -195,7 +194,7 @@ CopiedMemory look_at_memory(int domain, std::uint32_t function, const CuptiCallD
   if (copy == CopyCall::unknown || details.parameters == nullptr) return {};
   const auto& parameters = *static_cast<const CuptiCopyParameters*>(details.parameters);
   const HostMemory memory = host_memory(copy, parameters);
-  CopiedMemory seen{parameters.bytes, 0, 0};
+  CopiedMemory seen;
   if (memory.bytes <= recording::kSmallCopyBytes) return seen;
   if (parts.contents) seen.contents = hash_input(memory);
   if (parts.nodes)

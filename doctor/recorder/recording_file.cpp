@@ -1,7 +1,5 @@
 #include "recording_file.hpp"
 
-#include "totals.hpp"
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -12,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <span>
 
 namespace penstock::recorder {
 
@@ -108,7 +105,6 @@ void RecordingFile::begin(void* base, std::uint64_t capacity) noexcept {
   header().record_bytes = sizeof(Record);
   header().process = ::getpid();
   header().began = ::time(nullptr);
-  header().totals_offset = recording::kTotalsOffset;
   header().ring_offset = recording::kRingOffset;
   header().capacity = capacity;
   std::memcpy(header().magic, recording::kMagic, sizeof header().magic);
@@ -135,10 +131,7 @@ bool RecordingFile::make_room(std::uint64_t index) noexcept {
   return true;
 }
 
-void RecordingFile::add(Record record, std::uint64_t copied) noexcept {
-  keep_earliest(header().first, record.begin);
-  auto* const totals = reinterpret_cast<recording::Total*>(base_ + recording::kTotalsOffset);
-  add_to_totals(std::span(totals, recording::kOtherTotals + recording::kTotalSlots), record, copied);
+void RecordingFile::add(Record record) noexcept {
   const std::uint64_t index = __atomic_fetch_add(&header().written, 1, __ATOMIC_RELAXED);
   std::uint64_t capacity = load(header().capacity);
   if (capacity == 0) return;

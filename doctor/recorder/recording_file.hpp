@@ -22,9 +22,8 @@ class RecordingFile {
     return *reinterpret_cast<recording::Header*>(base_);
   }
 
-  /// Adds a record, over the oldest one if the ring is full, and to the totals. `copied`: bytes that a call
-  /// copies, 0 if that is not known.
-  void add(recording::Record record, std::uint64_t copied = 0) noexcept;
+  /// Adds a record, over the oldest one if the ring is full.
+  void add(recording::Record record) noexcept;
   /// Adds an entry of the text. False if there is no room left.
   bool add_text(recording::TextType type, const void* head, std::size_t head_bytes, std::string_view text,
                 std::string_view more = {}) noexcept;

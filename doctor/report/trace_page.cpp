@@ -187,27 +187,6 @@ std::string not_examined_html(Reports reports) {
   return html + "</ul>\n";
 }
 
-std::string whole_run_html(const WholeRunReport& report, const std::string& of_drawn) {
-  constexpr std::size_t kMostLines = 200;
-  const std::size_t lines = std::min(kMostLines, report.lines.size());
-  const std::size_t more = report.lines.size() - lines;
-  std::vector<std::vector<std::string>> rows{{"", "count", "bytes", "time"}};
-  const auto add = [&rows](std::span<const FindingPlace> places) {
-    for (const FindingPlace& place : places) {
-      rows.push_back({printable(place_name(place)), std::to_string(place.count),
-                      place.bytes > 0 ? format_bytes(place.bytes) : "", seconds_text(place.seconds)});
-    }
-  };
-  add(report.devices);
-  add(std::span(report.lines).first(lines));
-  add(report.others);
-  return fmt::format(
-      "<section>\n<h2>The whole run{}</h2>\n<p class=\"explain\">{} This counts all of it.{}</p>\n"
-      "<div class=\"scroll\">{}</div>\n</section>\n",
-      of_drawn, prose(coverage_text(report)),
-      more > 0 ? fmt::format(" {} more lines are not shown.", more) : "", table_html(rows));
-}
-
 /// "Kernels run in 51.1 % of a step of 2.35 ms." Processes may have steps of other lengths.
 std::string headline(Reports reports) {
   std::vector<DeviceAccount> accounts;
@@ -265,7 +244,6 @@ std::string trace_notes(const TraceReport& report, const std::string& name) {
     for (const BudgetBreach& breach : *report.breaches)
       note("bad", fmt::format("The budget is broken. {}: {}", breach.text, breach.why));
   }
-  if (report.whole_run) note("", coverage_text(*report.whole_run));
   if (!report.verified.empty()) html += verified_html(report.verified, name);
   return html;
 }
@@ -458,7 +436,6 @@ std::string trace_page(const PageReports& reports, const Timeline& timeline, con
                  {"notes", page_notes(reports, drawn)},
                  {"accounts", of_each(reports.all, accounts_html)},
                  {"findings", findings_html(reports.all)},
-                 {"whole_run", report.whole_run ? whole_run_html(*report.whole_run, of_drawn) : ""},
                  {"steps", steps_title(excerpt, timeline.steps.size()) + of_drawn},
                  {"steps_text", prose(steps_text(excerpt))},
                  {"link_text", prose(printable(link_text_of(profile, diagnosis.h2d_ceiling)))},

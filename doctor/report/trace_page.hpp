@@ -12,8 +12,8 @@
 
 namespace penstock::cli {
 
-/// What a page shows: the reports on all processes, at least one. The timeline, the link and the whole run
-/// are those of one of them.
+/// What a page shows: the reports on all processes, at least one. The timeline and the link are those of one
+/// of them.
 struct PageReports {
   std::span<const TraceReport> all;
   std::size_t drawn = 0;                   ///< index of that one

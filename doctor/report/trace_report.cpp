@@ -262,11 +262,9 @@ std::string not_examined_text(const Diagnosis& diagnosis, std::size_t columns) {
 std::string trace_text(const TraceReport& report, std::size_t columns) {
   const Diagnosis& diagnosis = report.diagnosis;
   std::string text = fmt::format("{}: {} events\n", report.file, report.events);
-  if (report.whole_run) text += paragraph(coverage_text(*report.whole_run), columns);
   for (const DeviceAccount& account : diagnosis.accounts) text += account_text(account);
   for (const Finding& finding : diagnosis.findings) text += finding_text(finding, diagnosis, columns);
   if (diagnosis.findings.empty()) text += nothing_found_text(diagnosis) + "\n\n";
-  if (report.whole_run) text += whole_run_text(*report.whole_run, columns);
   text += not_examined_text(diagnosis, columns);
   if (!report.breaches) return text;
   text += report.breaches->empty() ? "\nThe budget is kept.\n" : "\nThe budget is broken:\n";
@@ -284,7 +282,6 @@ Json trace_json(const TraceReport& report) {
                 {"events", report.events},
                 {"devices", Json::array()},
                 {"findings", Json::array()},
-                {"whole_run", report.whole_run ? whole_run_json(*report.whole_run) : Json(nullptr)},
                 {"not_examined", Json::array()},
                 {"budget", nullptr}};
   for (const DeviceAccount& account : report.diagnosis.accounts)

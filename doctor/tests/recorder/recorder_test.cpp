@@ -513,7 +513,7 @@ TEST_F(Recorder, RefusesAFolderWithoutRoom) {
   const std::string program = "\"$PENSTOCK\" doctor -- " PENSTOCK_RECORDER_PROGRAM " init say=started";
   const CommandResult limited = command_.run_script("ulimit -f 1000; " + program);
   EXPECT_EQ(limited.status, 1);
-  EXPECT_THAT(limited.errors, HasSubstr("a recording takes 4.58 MiB at least, and files may have "));
+  EXPECT_THAT(limited.errors, HasSubstr("a recording takes 3.53 MiB at least, and files may have "));
   EXPECT_THAT(limited.output, IsEmpty());
   const std::string mount = "mount -t tmpfs -o size=1m tmpfs small 2>/dev/null || exit 77; ";
   fs::create_directory(path("small"));
@@ -522,7 +522,7 @@ TEST_F(Recorder, RefusesAFolderWithoutRoom) {
   EXPECT_THAT(full.output, IsEmpty());
   if (full.status == 77 || full.errors.find("unshare") != std::string::npos)
     GTEST_SKIP() << "no file system can be mounted here";
-  EXPECT_THAT(full.errors, HasSubstr("small has room for 1 MiB, and a recording takes 4.58 MiB at least"));
+  EXPECT_THAT(full.errors, HasSubstr("small has room for 1 MiB, and a recording takes 3.53 MiB at least"));
 }
 
 TEST_F(Recorder, TellsOfAProcessThatHadNoRoom) {
@@ -626,7 +626,20 @@ TEST_F(Recorder, AProgramAtItsLimitForFilesGoesOn) {
                                                    " init steps=8000 say=done; echo status $?");
   EXPECT_EQ(result.output, "done\nstatus 0\n");
   EXPECT_THAT(result.errors, HasSubstr("The recording keeps the last 32768 of 72000 records"));
-  EXPECT_THAT(result.errors, HasSubstr("GPU 0, kernels: 16000 times"));
+}
+
+TEST_F(Recorder, SaysWhichPartOfALongRunItsReportCovers) {
+  const auto told = [&](const char* records) {
+    command_.environment.back() = std::string("PENSTOCK_RECORDS=") + records;
+    const CommandResult result =
+        run({"init", "steps=50"}, {"--json", path("report.json"), "--html", path("page.html")});
+    return std::vector<std::string>{result.errors, reasons_in(read_report()), read("page.html")};
+  };
+  command_.environment.emplace_back();
+  EXPECT_THAT(told("90"), ::testing::Each(ContainsRegex(
+                              "The recording keeps the last 90(&nbsp;| )of 450(&nbsp;| )records, so the "
+                              "report covers only the\\s+last [0-9.]+(&nbsp;| )ms\\.")));
+  EXPECT_THAT(told("450"), ::testing::Each(Not(HasSubstr("keeps the last"))));
 }
 
 TEST_F(Recorder, PassesSignalsOn) {

@@ -470,7 +470,8 @@ TEST(Recordings, TellTheProgramsOwnCallsOfCompiledCode) {
 TEST(Recordings, KeepTheLastRecordsOfARing) {
   const Recording recording = parse(ten_steps(12).bytes());
   EXPECT_THAT(recording.timeline.copies, SizeIs(3));
-  EXPECT_THAT(recording.timeline.notes, Contains("The recording keeps the last 12 of 40 records."));
+  EXPECT_THAT(recording.timeline.notes, Contains("The recording keeps the last 12 of 40 records, so the "
+                                                 "report covers only the last 2.90 ms."));
 }
 
 TEST(Recordings, LeaveOutARecordThatWasBeingWritten) {
@@ -566,6 +567,15 @@ TEST(RecordingCorpus, OpensOrIsRefusedAsItsNameSays) {
     }
   }
   EXPECT_GE(files, 15U);
+}
+
+TEST(RecordingCorpus, SumsOfEarlierRecordersAreSkipped) {
+  const fs::path folder = fs::path(PENSTOCK_SOURCE "/fuzz/corpus") / "recording";
+  const Timeline with = read_recording(folder / "ok-totals").timeline;
+  const Timeline without = read_recording(folder / "ok-steps").timeline;
+  EXPECT_EQ(with.events, without.events);
+  EXPECT_EQ(with.names, without.names);
+  EXPECT_EQ(with.notes, without.notes);
 }
 
 Record wait_at(std::int64_t time) {
@@ -704,15 +714,6 @@ TEST(Recordings, TellWhereThreadsWereSeen) {
   EXPECT_EQ(timeline.names[timeline.looks[0].name], "train.py(12): main");
   EXPECT_EQ(timeline.looks[1].time, 9'000'000) << "by thread, then by time";
   EXPECT_THAT(timeline.notes, IsEmpty());
-}
-
-TEST(Recordings, HaveNoTotalsOfLooks) {
-  Record record{};
-  record.type = RecordType::look;
-  record.place = 7;
-  const recording::TotalKey key = recording::total_key(record);
-  EXPECT_EQ(key.of, 0U);
-  EXPECT_EQ(static_cast<int>(key.type), 0);
 }
 
 TEST(Recordings, PairTheEndsOfRanges) {
