@@ -3,7 +3,6 @@
 #include <penstock/core/error.hpp>
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -154,11 +153,6 @@ pid_t start_program(std::vector<std::string> words, ProgramStart start, const St
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawnattr_init(&attributes);
   if (start.quiet) ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  if (start.output >= 0) {
-    ::posix_spawn_file_actions_adddup2(&actions, start.output, STDOUT_FILENO);
-    ::posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  }
   sigset_t defaults;
   ::sigemptyset(&defaults);
   ::sigaddset(&defaults, SIGPIPE);

@@ -13,7 +13,6 @@ struct ProgramStart {
   std::vector<std::string> variables;  ///< "NAME=value", before those of this process
   bool quiet = false;                  ///< what it prints goes to standard error
   bool holds_interrupt = false;        ///< SIGINT waits until the program unblocks it
-  int output = -1;  ///< a descriptor for all that it prints; its complaints are lost, and it reads nothing
 };
 
 /// What to say if the program cannot be started.

@@ -1,7 +1,6 @@
 #include "cli/shared/output.hpp"
 #include "cli/shared/run_program.hpp"
 #include "cli/shared/terminal.hpp"
-#include "doctor/command/code_reader.hpp"
 #include "doctor/command/doctor_command.hpp"
 #include "doctor/command/recorded_program.hpp"
 #include "doctor/command/trace_doctor.hpp"
@@ -51,10 +50,8 @@ bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !ti
 Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name,
                  std::optional<std::uint64_t> wanted) {
   Examined examined;
-  LineReader lines;
   std::vector<std::int64_t> numbers;
   for (Recording& recording : read_recordings(folder, &examined.unread)) {
-    name_code_places(recording, lines);
     const std::string process = fmt::format("{}, process {}", name, recording.process);
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));

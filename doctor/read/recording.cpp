@@ -38,26 +38,6 @@ using recording::TextType;
 constexpr std::uint16_t kMostRecordedDevices = 1024;
 constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 constexpr TraceTime kLongest = TraceTime{1} << 53;  // a hundred days
-constexpr std::size_t kLongestFileName = 4096;      // of a file, and four times what the recorder writes
-
-/// Of the program itself, and not of CUDA, the system, an installed package or the interpreter.
-bool is_user_code(std::string_view file) {
-  for (const std::string_view folder : {"/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/local/cuda"}) {
-    if (file.starts_with(folder)) return false;
-  }
-  if (file.find("/site-packages/") != std::string_view::npos ||
-      file.find("/dist-packages/") != std::string_view::npos)
-    return false;
-  const std::string_view name = file.substr(file.rfind('/') + 1);
-  for (const std::string_view known :
-       {"libcuda.",    "libcudart.", "libcupti.",  "libcublas", "libcudnn",   "libnccl",
-        "libnvidia-",  "libtorch",   "libc10",     "libcufft",  "libcurand",  "libcusparse",
-        "libcusolver", "libnvrtc",   "libnpp",     "libcufile", "libstdc++",  "libgomp",
-        "libgcc_s",    "libmkl",     "libpython3", "python3",   "linux-vdso", "?"}) {
-    if (name.starts_with(known)) return false;
-  }
-  return !name.empty();
-}
 
 class RecordingParser {
  public:
@@ -75,7 +55,8 @@ class RecordingParser {
     keep_ranges();
     Timeline& timeline = recording_.timeline;
     timeline.source = TimelineSource::recorder;
-    timeline.is_compiled = !recording_.code_stacks.empty() && !has_python_;
+    timeline.is_compiled =
+        (header_.left_out & recording::kWithoutPython) != 0 || (has_code_ && !timeline.has_frames);
     sort_timeline(timeline);
     keep_watched();
     keep_waits();
@@ -91,7 +72,6 @@ class RecordingParser {
   struct Frame {
     bool of_user = false;
     std::string name;
-    std::optional<CodeAddress> code;
     std::string name_in_package;        ///< empty: it is in none that a place may name
     std::uint32_t name_number = kNone;  ///< of `name`, once it is asked for
   };
@@ -117,7 +97,6 @@ class RecordingParser {
         header_.ring_offset - recording::kTextOffset > kMostTextBytes)
       refuse("its header is damaged");
     recording_.process = header_.process;
-    recording_.began = header_.began;
     note_left_out();
   }
 
@@ -173,23 +152,15 @@ class RecordingParser {
                              text.substr(name.size()));
         };
         const std::string_view path = recording::path_in_package(name);
-        has_python_ = true;
-        frames_.push_back({recording::is_user_file(name),
-                           whole ? in(name) : std::string(),
-                           {},
+        timeline.has_frames = true;
+        frames_.push_back({recording::is_user_file(name), whole ? in(name) : std::string(),
                            path.empty() ? std::string() : in(path)});
         break;
       }
-      case TextType::code: {
-        CodeAddress call;
-        const bool whole = bytes.size() > sizeof call.address && bytes.size() <= kLongestFileName;
-        if (whole) std::memcpy(&call.address, bytes.data(), sizeof call.address);
-        const std::string_view file =
-            whole ? text_of(bytes.subspan(sizeof call.address)) : std::string_view{};
-        call.file = file;
-        frames_.push_back({is_user_code(file), std::string(), std::move(call), std::string()});
+      case TextType::code:
+        has_code_ = true;
+        frames_.emplace_back();
         break;
-      }
       case TextType::stack: {
         Stack stack;
         for (std::size_t i = 0; i < std::min(bytes.size() / kNumber, recording::kMostFrames); ++i) {
@@ -200,7 +171,6 @@ class RecordingParser {
             stack.in_package = frame;
         }
         stacks_.push_back(std::move(stack));
-        timeline.has_frames = true;
         break;
       }
       case TextType::note:
@@ -476,7 +446,6 @@ class RecordingParser {
         stack.in_package != kNone ? frames_[stack.in_package].name_in_package : std::string();
     if (stack.of_user.empty()) return in_package.empty() ? kNone : name(in_package);
     Frame& own = frames_[stack.of_user[0]];
-    if (own.code) return code_place_of(stack);
     const bool with_both = with_package && !in_package.empty();
     return frame_names_.called_by(with_both ? name(place_in_package(own.name, in_package)) : name_of(own),
                                   caller_of(stack));
@@ -490,19 +459,6 @@ class RecordingParser {
       if (!frame.name.empty()) caller = frame_names_.called_by(name_of(frame), caller);
     }
     return caller;
-  }
-
-  std::uint32_t code_place_of(const Stack& stack) {
-    CodeStack place;
-    for (const std::uint32_t frame : stack.of_user) {
-      if (frames_[frame].code) place.calls.push_back(*frames_[frame].code);
-    }
-    place.name = static_cast<std::uint32_t>(recording_.timeline.names.size());
-    const CodeAddress& call = place.calls[0];
-    recording_.timeline.names.push_back(
-        fmt::format("{}: +{:#x}", call.file.filename().string(), call.address));
-    recording_.code_stacks.push_back(std::move(place));
-    return recording_.code_stacks.back().name;
   }
 
   std::uint32_t name(const std::string& text) {
@@ -556,7 +512,7 @@ class RecordingParser {
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;
   std::uint8_t only_node_ = kUnknownNode;
-  bool has_python_ = false;
+  bool has_code_ = false;  ///< frames of compiled code
   std::uint64_t kept_ = 0;
   std::uint64_t incomplete_ = 0;
 };

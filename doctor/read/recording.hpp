@@ -13,25 +13,11 @@
 
 namespace penstock {
 
-/// A call in compiled code.
-struct CodeAddress {
-  std::filesystem::path file;  ///< of the program or the library
-  std::uint64_t address = 0;   ///< as the file counts them
-};
-
-/// What is on a thread's stack when it calls CUDA, in the program's own files: the innermost call first.
-struct CodeStack {
-  std::uint32_t name = 0;  ///< index into the timeline's names, of no other stack
-  std::vector<CodeAddress> calls;
-};
-
 /// What one process did while `penstock doctor` ran it.
 struct Recording {
   std::filesystem::path file;
   std::int64_t process = 0;
-  std::int64_t began = 0;              ///< in seconds, as the times of files
-  Timeline timeline;                   ///< its steps are found by `find_steps`; its notes say what is missing
-  std::vector<CodeStack> code_stacks;  ///< of calls from compiled code; `name_code_places` names their lines
+  Timeline timeline;  ///< its steps are found by `find_steps`; its notes say what is missing
 };
 
 /// Reads a file that the recorder wrote. If it is damaged or cut short, what is complete is read, and a note

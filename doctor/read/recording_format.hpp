@@ -25,7 +25,6 @@ inline constexpr std::size_t kRingOffset = kTextOffset + kTextBytes;  ///< as th
 inline constexpr std::size_t kMostRecords = std::size_t{1} << 28;
 inline constexpr std::size_t kMostStreams = 4096;  ///< whose kinds are kept
 inline constexpr std::size_t kMostFrames = 64;     ///< of a stack
-inline constexpr std::size_t kMostCodeFrames = 32;
 inline constexpr std::uint64_t kSmallCopyBytes = std::uint64_t{64}
                                                  << 10;  ///< up to here, contents are not kept
 /// Of the contents of a copy, so many bytes are looked at, in so many pieces from all over it.
@@ -68,30 +67,30 @@ struct Header {
   std::uint64_t without_place;  ///< calls whose stack could not be kept, as the text is full
   std::uint32_t unused;         ///< earlier recorders wrote the version of CUPTI
   State state;
-  std::int64_t began;              ///< in seconds, as the times of files
-  std::uint64_t unused_totals[2];  ///< some earlier recorders kept sums between the text and the ring
+  std::uint64_t unused_before[3];  ///< earlier recorders wrote when they began, and where, between the text
+                                   ///< and the ring, they kept sums
   std::uint32_t left_out;          ///< LeftOut, in bits
   std::uint32_t refused;  ///< of these, the ones that CUPTI refused; earlier recorders did not say so
 };
 static_assert(sizeof(Header) == 112);
 
-/// Records that the program was recorded without: somebody wanted that, or CUPTI refused them.
+/// What the program was recorded without: somebody wanted that, CUPTI refused it, or there was none.
 enum LeftOut : std::uint32_t {
   kWithoutKernels = 1,
   kWithoutLaunches = 2,
   kWithoutCalls = 4,
   kWithoutCopies = 8,
   kWithoutSomeCopyCalls = 16,  ///< of the calls that copy; copies without a call tell whether it matters
+  kWithoutPython = 32,         ///< the process had no interpreter when it began to use CUDA
 };
 
 enum class TextType : std::uint32_t {
-  frame = 1,   ///< a line (u32), bytes of the file's name (u32), the file's name, the function's name.
-               ///< Numbered from 0 on
-  stack = 2,   ///< the numbers of its frames (u32), the innermost first. Numbered from 1 on
-  note = 3,    ///< a sentence for the report
-  device = 4,  ///< its number (u32) and its name
-  code = 5,  ///< a frame of compiled code: the address in its file (u64), and the file's name. Numbered with
-             ///< the other frames
+  frame = 1,        ///< a line (u32), bytes of the file's name (u32), the file's name, the function's name.
+                    ///< Numbered from 0 on
+  stack = 2,        ///< the numbers of its frames (u32), the innermost first. Numbered from 1 on
+  note = 3,         ///< a sentence for the report
+  device = 4,       ///< its number (u32) and its name
+  code = 5,         ///< a frame of compiled code, numbered with the others, as earlier recorders wrote them
   device_node = 6,  ///< a device's number (u32), and that of its NUMA node (u32)
   only_node = 7,    ///< the machine has one NUMA node: its number (u32)
   context = 8,   ///< its number (u32), that of its device (u32), and that of its default stream (u32), which

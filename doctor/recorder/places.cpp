@@ -17,13 +17,11 @@ namespace {
 std::uint64_t key_of(const PythonFrame& frame) noexcept {
   return mix(code_key(frame), static_cast<std::uint32_t>(frame.offset)) | 1;
 }
-std::uint64_t key_of(std::uintptr_t call) noexcept { return mix(1, call) | 1; }
 
 /// Of a stack. Never 0.
-template <typename Frame>
-std::uint64_t key_of(std::span<const Frame> frames) noexcept {
+std::uint64_t key_of(std::span<const PythonFrame> frames) noexcept {
   std::uint64_t key = 0;
-  for (const Frame& frame : frames) key = mix(key, key_of(frame));
+  for (const PythonFrame& frame : frames) key = mix(key, key_of(frame));
   return key | 1;
 }
 
@@ -53,42 +51,21 @@ bool NumberTable::add(std::uint64_t key, std::uint32_t number) noexcept {
 
 std::uint64_t Places::own() noexcept {
   PythonFrame frames[recording::kMostFrames];
-  if (const std::size_t count = python_.own(frames)) return number(std::span(frames).first(count));
-  std::uintptr_t calls[recording::kMostCodeFrames];
-  std::size_t count = 0;
-  {
-    const Lock lock(native_mutex_);
-    count = native_.own(calls);
-  }
-  return number_of(std::span<const std::uintptr_t>(calls, count));
+  return number(std::span(frames).first(python_.own(frames)));
 }
-
-void Places::before_fork() noexcept {
-  ::pthread_mutex_lock(&mutex_);
-  ::pthread_mutex_lock(&native_mutex_);
-}
-
-void Places::after_fork() noexcept {
-  ::pthread_mutex_unlock(&native_mutex_);
-  ::pthread_mutex_unlock(&mutex_);
-}
-
-std::uint64_t Places::number(std::span<const PythonFrame> frames) noexcept { return number_of(frames); }
 
 std::uint64_t Places::known(std::span<const PythonFrame> frames) const noexcept {
   return frames.empty() ? 0 : stacks_.find(key_of(frames));
 }
 
-template <typename Frame>
-std::uint64_t Places::number_of(std::span<const Frame> frames) noexcept {
+std::uint64_t Places::number(std::span<const PythonFrame> frames) noexcept {
   if (frames.empty()) return 0;
   const std::uint64_t key = key_of(frames);
   const std::uint32_t known = stacks_.find(key);
   return known != 0 ? known : add(frames, key);
 }
 
-template <typename Frame>
-std::uint64_t Places::add(std::span<const Frame> frames, std::uint64_t key) noexcept {
+std::uint64_t Places::add(std::span<const PythonFrame> frames, std::uint64_t key) noexcept {
   const Lock lock(mutex_);
   if (const std::uint32_t known = stacks_.find(key)) return known;
   std::uint32_t numbers[recording::kMostFrames];
@@ -104,8 +81,7 @@ std::uint64_t Places::add(std::span<const Frame> frames, std::uint64_t key) noex
 }
 
 /// Gives the frame its number, and writes its text when it is first seen.
-template <typename Frame>
-bool Places::add_frame(const Frame& frame, std::uint32_t& number) noexcept {
+bool Places::add_frame(const PythonFrame& frame, std::uint32_t& number) noexcept {
   std::uint32_t after = frames_.find(key_of(frame));
   if (after == 0) {
     if (!add_text(frame)) return false;
@@ -123,13 +99,6 @@ bool Places::add_text(const PythonFrame& frame) noexcept {
   const std::uint32_t head[] = {static_cast<std::uint32_t>(place.line),
                                 static_cast<std::uint32_t>(place.file.size())};
   return file_.add_text(recording::TextType::frame, head, sizeof head, place.file, place.function);
-}
-
-bool Places::add_text(std::uintptr_t call) noexcept {
-  char file[1024];
-  std::uint64_t address = 0;
-  const bool known = locate_code(call, file, address);
-  return file_.add_text(recording::TextType::code, &address, sizeof address, known ? file : "?");
 }
 
 }  // namespace penstock::recorder

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "native_stack.hpp"
 #include "python_stack.hpp"
 #include "recording_file.hpp"
 
@@ -38,37 +37,24 @@ class NumberTable {
 /// Writes each stack into the recording once. Thread-safe.
 class Places {
  public:
-  Places(RecordingFile& file, const PythonStack& python, const NativeStack& native) noexcept
-      : file_(file), python_(python), native_(native) {}
+  Places(RecordingFile& file, const PythonStack& python) noexcept : file_(file), python_(python) {}
 
-  /// The number of the calling thread's stack, 0 if it has none or there is no room for it. It is Python's,
-  /// or that of compiled code if the thread has none.
+  /// The number of the calling thread's stack, 0 if it has none or there is no room for it.
   [[nodiscard]] std::uint64_t own() noexcept;
   /// 0: these frames are not known.
   [[nodiscard]] std::uint64_t known(std::span<const PythonFrame> frames) const noexcept;
   /// That of these frames.
   [[nodiscard]] std::uint64_t number(std::span<const PythonFrame> frames) noexcept;
 
-  /// Around a fork: no thread is then in a function of glibc whose lock the child could never take again.
-  void before_fork() noexcept;
-  void after_fork() noexcept;
-
  private:
-  template <typename Frame>
-  [[nodiscard]] std::uint64_t number_of(std::span<const Frame> frames) noexcept;
-  template <typename Frame>
-  [[nodiscard]] std::uint64_t add(std::span<const Frame> frames, std::uint64_t key) noexcept;
-  template <typename Frame>
-  [[nodiscard]] bool add_frame(const Frame& frame, std::uint32_t& number) noexcept;
+  [[nodiscard]] std::uint64_t add(std::span<const PythonFrame> frames, std::uint64_t key) noexcept;
+  [[nodiscard]] bool add_frame(const PythonFrame& frame, std::uint32_t& number) noexcept;
   [[nodiscard]] bool add_text(const PythonFrame& frame) noexcept;
-  [[nodiscard]] bool add_text(std::uintptr_t call) noexcept;
 
   RecordingFile& file_;
   const PythonStack& python_;
-  const NativeStack& native_;
   pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
-  pthread_mutex_t native_mutex_ = PTHREAD_MUTEX_INITIALIZER;  // held while native_ looks at a stack
-  NumberTable frames_;                                        // numbers from 1 on
+  NumberTable frames_;  // numbers from 1 on
   NumberTable stacks_;
   std::uint32_t frame_count_ = 0;
   std::uint32_t stack_count_ = 0;

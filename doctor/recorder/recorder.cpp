@@ -14,7 +14,6 @@
 #include "doctor/timeline/work_labels.hpp"
 #include "host_memory.hpp"
 #include "mix.hpp"
-#include "native_stack.hpp"
 #include "numa_nodes.hpp"
 #include "parts.hpp"
 #include "places.hpp"
@@ -91,8 +90,7 @@ CuptiSession session(cupti, file);
 ActivityBuffers buffers;
 Parts parts;
 PythonStack python;
-NativeStack native;
-Places places(file, python, native);
+Places places(file, python);
 std::atomic<bool> active{false};
 pthread_mutex_t stopping = PTHREAD_MUTEX_INITIALIZER;
 bool system_threads = false;
@@ -379,10 +377,7 @@ void yield_to_program() {
 }
 
 /// Calls no driver in the child, and leaves the parent's file alone.
-void stop_in_child() {
-  active.store(false);
-  places.after_fork();
-}
+void stop_in_child() { active.store(false); }
 
 /// What is known of a code object.
 struct KnownCode {
@@ -483,7 +478,6 @@ void note_compiled_wait(std::uint64_t nanoseconds) noexcept {
   Record record = record_of(RecordType::wait, end - std::min(nanoseconds, end), end);
   record.detail = recording::kCompiledLoader;
   record.stream = this_thread();
-  record.place = parts.lines ? places.own() : 0;
   file.add(record);
 }
 
@@ -518,9 +512,10 @@ void start() noexcept {
     file.note(note);
   }
   note_only_node(file);
-  native.hide(reinterpret_cast<const void*>(&start));
-  native.hide(reinterpret_cast<const void*>(cupti.get_version));
-  if (!python.attach() && python.version()[0] != 0) {
+  const bool has_frames = python.attach();
+  if (python.version()[0] == 0) {
+    file.header().left_out |= recording::kWithoutPython;
+  } else if (!has_frames) {
     char note[160];
     std::snprintf(note, sizeof note, "Places in the program: the frames of this Python %s cannot be read.",
                   python.version());
@@ -530,7 +525,7 @@ void start() noexcept {
   active.store(true);
   session.enable_records();
   watch_for_subscribers(cupti, yield_to_program);
-  ::pthread_atfork([] { places.before_fork(); }, [] { places.after_fork(); }, stop_in_child);
+  ::pthread_atfork(nullptr, nullptr, stop_in_child);
   std::atexit([] { finish(recording::State::finished); });
   if (!start_worker())
     file.note("No thread could be started, so records are written only at the program's end.");

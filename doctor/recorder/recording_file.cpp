@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 
 namespace penstock::recorder {
 
@@ -104,7 +103,6 @@ void RecordingFile::begin(void* base, std::uint64_t capacity) noexcept {
   header().version = recording::kVersion;
   header().record_bytes = sizeof(Record);
   header().process = ::getpid();
-  header().began = ::time(nullptr);
   header().ring_offset = recording::kRingOffset;
   header().capacity = capacity;
   std::memcpy(header().magic, recording::kMagic, sizeof header().magic);

@@ -52,7 +52,7 @@ inline constexpr double kNothingToGain = 0.02;
 [[nodiscard]] double step_of(const Diagnosis& diagnosis, std::uint16_t device);
 
 /// Where a call is, from a text such as "train.py(12): main": the text as `function`, and its `file` and
-/// `line`. These are null if it has none, as an address or an unknown place.
+/// `line`. These are null if it has none, as an unknown place.
 [[nodiscard]] nlohmann::ordered_json place_json(std::string_view function);
 
 [[nodiscard]] std::string trace_text(const TraceReport& report, std::size_t columns);

@@ -73,7 +73,7 @@ void add_host(List& list, const Timeline& timeline, const HostActivity& host) {
   if (!timeline.has_frames) {
     list.push_back({{},
                     trace ? "Places in the program: no stacks were recorded. Profile with with_stack=True."
-                          : "Places in the program: no stack of a call could be read."});
+                          : "Places in the program: no lines of Python were recorded."});
   }
   if (!host.observed) {
     list.push_back(

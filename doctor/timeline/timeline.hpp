@@ -159,7 +159,7 @@ struct Timeline {
   bool has_ops = false;      ///< operators were recorded
   bool has_frames = false;   ///< stacks were recorded
   bool has_looks = false;    ///< a thread that launches kernels was looked at, or its stacks were recorded
-  bool is_compiled = false;  ///< all stacks are of compiled code, and none of Python's
+  bool is_compiled = false;  ///< the program is not written in Python
   bool has_kernels = true;   ///< kernels were recorded, as far as there were any
   bool has_copies = true;    ///< copies were
   bool has_launches = true;  ///< calls that launch kernels were

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::uint64_t kMicrosecond = 1000;
 
-[[gnu::noinline]] void work() {
+void work() {
   fake_launch("forward", 300 * kMicrosecond);
   fake_launch("backward", 500 * kMicrosecond);
   fake_item();
@@ -35,13 +35,13 @@ constexpr std::uint64_t kMicrosecond = 1000;
 }
 
 /// 1 ms: a copy, two kernels, and a synchronization.
-[[gnu::noinline]] void step(bool pageable) {
+void step(bool pageable) {
   fake_copy(2'000'000, pageable ? 1 : 0);
   work();
 }
 
 /// Steps with a batch each, which all `differ` or come again after three steps.
-[[gnu::noinline]] void train(long steps, bool differ, bool through_runtime) {
+void train(long steps, bool differ, bool through_runtime) {
   std::vector<std::uint64_t> batch(250'000);
   for (long i = 0; i < steps; ++i) {
     std::iota(batch.begin(), batch.end(), differ ? i : i % 3);
@@ -51,7 +51,7 @@ constexpr std::uint64_t kMicrosecond = 1000;
 }
 
 /// Steps of 20 ms with a batch each of a loader that takes less, whose own threads wait for each other.
-[[gnu::noinline]] void feed_group(std::uint64_t steps) {
+void feed_group(std::uint64_t steps) {
   using namespace penstock;
   const FieldReaderPtr samples =
       read_callback({.name = "samples", .dtype = DType::uint8, .shape = {1}}, 2 * steps,
@@ -67,7 +67,7 @@ constexpr std::uint64_t kMicrosecond = 1000;
 }
 
 /// Steps with a batch each of a loader that takes 5 ms for one.
-[[gnu::noinline]] void feed(std::uint64_t steps) {
+void feed(std::uint64_t steps) {
   using namespace penstock;
   const FieldReaderPtr samples = read_callback({.name = "samples", .dtype = DType::uint8, .shape = {1}},
                                                steps, [](std::uint64_t, std::span<std::byte> to) {
@@ -107,7 +107,7 @@ void wait_for_recorder() {
   }
 }
 
-[[gnu::noinline]] void act(std::string_view word) {
+void act(std::string_view word) {
   if (word == "init") fake_init();
   if (word.starts_with("driver=")) ::dlopen(std::string(word.substr(7)).c_str(), RTLD_NOW);
   if (word.starts_with("steps=")) {

@@ -1,5 +1,5 @@
 // A training loop without Python, over the driver alone: compiled_program [again | fresh | wait | allocate |
-// clean]. It is compiled with -g on the machine with the GPU. HERE marks what the doctor should name.
+// clean]. It is compiled on the machine with the GPU.
 
 #include <dlfcn.h>
 
@@ -99,16 +99,14 @@ struct Batch {
   std::vector<std::uint64_t> values;
 };
 
-[[gnu::noinline]] void send(const Gpu& gpu, std::uint64_t to, const Batch& batch) {
-  check(gpu.copy(to, batch.values.data(), kBytes));  // HERE again fresh
+void send(const Gpu& gpu, std::uint64_t to, const Batch& batch) {
+  check(gpu.copy(to, batch.values.data(), kBytes));
 }
 
-[[gnu::noinline]] void wait(const Gpu& gpu) {
-  check(gpu.synchronize(nullptr));  // HERE wait
-}
+void wait(const Gpu& gpu) { check(gpu.synchronize(nullptr)); }
 
-[[gnu::noinline]] void renew(const Gpu& gpu, std::uint64_t& memory) {
-  check(gpu.free(memory));  // HERE allocate
+void renew(const Gpu& gpu, std::uint64_t& memory) {
+  check(gpu.free(memory));
   check(gpu.allocate(&memory, kBytes));
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a compiled program under `penstock doctor`, with one mistake at a time, and checks what is found at which line:
+"""Runs a compiled program under `penstock doctor`, with one mistake at a time, and checks what is found:
 doctor_compiled.py --penstock build/release/penstock [--compiler c++]
 
 It needs a GPU, a C++ compiler, and CUPTI. Without a GPU it says so and does nothing.
@@ -41,15 +41,12 @@ def judge(penstock: pathlib.Path, program: pathlib.Path, mistake: str) -> list[s
     if run.returncode != 0 or not report.get("processes"):
         return [f"exit status {run.returncode}: {run.stderr.strip()}"]
     process = report["processes"][0]
-    places = {finding["id"]: [place["function"] for place in finding["places"]] for finding in process["findings"]}
-    print(f"{mistake}: {process['devices'][0]['steps']} steps; {places}")
+    changes = {finding["id"]: finding["change"] for finding in process["findings"]}
+    print(f"{mistake}: {process['devices'][0]['steps']} steps; {list(changes)}")
     wanted, unwanted = EXPECTED[mistake]
-    lines = [number for number, line in enumerate(SOURCE.read_text().splitlines(), 1) if "HERE" in line and mistake in line.split()]
-    problems = [f"{name} was found" for name in unwanted & places.keys()]
-    for name in wanted:
-        here = f"{SOURCE.name}({lines[0]})"
-        if not any(here in place for place in places.get(name, [])):
-            problems.append(f"{name} was not found at {here}")
+    problems = [f"{name} was found" for name in unwanted & changes.keys()]
+    problems += [f"{name} was not found" for name in wanted - changes.keys()]
+    problems += [f"{name} advises Python: {text}" for name, text in changes.items() if "torch" in text or "loader" in text]
     unknown = {name for part in process["not_examined"] for name in part["names"]}
     if mistake in ("again", "fresh") and "same-data-again" in unknown:
         problems.append("contents of copies are not known")
@@ -67,7 +64,7 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "compiled_program"
-        subprocess.run([options.compiler, "-std=c++20", "-O2", "-g", SOURCE, "-o", program, "-ldl"], check=True)
+        subprocess.run([options.compiler, "-std=c++20", "-O2", SOURCE, "-o", program, "-ldl"], check=True)
         for mistake in EXPECTED:
             for problem in judge(options.penstock.resolve(), program, mistake):
                 print(f"WRONG  {mistake}: {problem}")

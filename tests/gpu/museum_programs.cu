@@ -1,5 +1,4 @@
-// The C++ programs of the doctor's museum: museum_programs NAME. The line of a mistake is marked with HERE
-// and the program's name.
+// The C++ programs of the doctor's museum: museum_programs NAME.
 
 #include <cuda_runtime.h>
 #include <fcntl.h>
@@ -70,14 +69,14 @@ struct Model {
 
 void pageable(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpy(model.input, model.pageable, kBytes, kToGpu));  // HERE: pageable
+    check(cudaMemcpy(model.input, model.pageable, kBytes, kToGpu));
     model.train();
   }
 }
 
 void async(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpyAsync(model.input, model.pageable, kBytes, kToGpu));  // HERE: async
+    check(cudaMemcpyAsync(model.input, model.pageable, kBytes, kToGpu));
     model.train();
   }
 }
@@ -94,7 +93,7 @@ void small(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
     for (int piece = 0; piece < kPieces; ++piece) {
       const std::size_t at = piece * kPiece;
-      check(cudaMemcpyAsync(model.input + at, model.pinned + at, kPiece, kToGpu));  // HERE: small
+      check(cudaMemcpyAsync(model.input + at, model.pinned + at, kPiece, kToGpu));
     }
     model.train();
   }
@@ -110,7 +109,7 @@ void one_copy(Model& model) {
 void device_synchronize(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
     model.train();
-    check(cudaDeviceSynchronize());  // HERE: device_synchronize
+    check(cudaDeviceSynchronize());
   }
 }
 
@@ -122,7 +121,7 @@ void read_loss(Model& model) {
   float loss = 0;
   for (int i = 0; i < kSteps; ++i) {
     model.train();
-    check(cudaMemcpy(&loss, model.output, sizeof loss, cudaMemcpyDeviceToHost));  // HERE: read_loss
+    check(cudaMemcpy(&loss, model.output, sizeof loss, cudaMemcpyDeviceToHost));
   }
 }
 
@@ -131,14 +130,14 @@ void device_memory(Model& model) {
     float* scratch = nullptr;
     check(cudaMalloc(&scratch, kBytes));
     model.train(nullptr, scratch);
-    check(cudaFree(scratch));  // HERE: device_memory
+    check(cudaFree(scratch));
   }
 }
 
 void pinned_memory(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
     float* batch = nullptr;
-    check(cudaMallocHost(&batch, kBytes));  // HERE: pinned_memory
+    check(cudaMallocHost(&batch, kBytes));
     check(cudaMemcpyAsync(model.input, batch, kBytes, kToGpu));
     model.train();
     check(cudaFreeHost(batch));
@@ -158,7 +157,7 @@ void feed_two_buffers(Model& model, cudaStream_t copies, cudaStream_t work) {
   for (int i = 0; i < kSteps; ++i) {
     const int slot = i % 2;
     check(cudaStreamWaitEvent(copies, used[slot]));
-    check(cudaMemcpyAsync(batches[slot], model.pinned, kBytes, kToGpu, copies));  // HERE: blocking_stream
+    check(cudaMemcpyAsync(batches[slot], model.pinned, kBytes, kToGpu, copies));
     check(cudaEventRecord(copied[slot], copies));
     check(cudaStreamWaitEvent(work, copied[slot]));
     model.train(work, batches[slot]);
@@ -191,7 +190,7 @@ void default_stream(Model& model) {
   check(cudaMalloc(&batches[1], kBytes));
   check(cudaMemcpy(batches[0], model.pinned, kBytes, kToGpu));
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpyAsync(batches[(i + 1) % 2], model.pinned, kBytes, kToGpu));  // HERE: default_stream
+    check(cudaMemcpyAsync(batches[(i + 1) % 2], model.pinned, kBytes, kToGpu));
     model.train(work, batches[i % 2]);
   }
 }

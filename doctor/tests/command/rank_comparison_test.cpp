@@ -19,14 +19,14 @@ using cli::RankFigures;
 using nlohmann::json;
 using testing::CommandResult;
 
-constexpr double kMs = 1e-3;
+constexpr double kMillisecond = 1e-3;
 
 /// Steps of 10 ms, of which the rank computes `kernels` and communicates all the rest.
 RankFigures rank(const std::string& name, double kernels, double waiting = 0) {
   RankFigures figures{name};
-  figures.step = 10 * kMs;
-  figures.kernels = kernels * kMs;
-  figures.waiting_for_data = waiting * kMs;
+  figures.step = 10 * kMillisecond;
+  figures.kernels = kernels * kMillisecond;
+  figures.waiting_for_data = waiting * kMillisecond;
   figures.communication = figures.step - figures.kernels - figures.waiting_for_data;
   return figures;
 }

@@ -5,16 +5,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
 namespace penstock::testing {
-
-/// True if lines of compiled code can be found.
-inline bool has_addr2line() {
-  return std::filesystem::exists("/usr/bin/addr2line") || std::filesystem::exists("/usr/bin/llvm-addr2line");
-}
 
 /// The whole way: the command runs a program, whose driver is a fake one that loads the recorder, which finds
 /// a CUPTI that makes up what a GPU does.

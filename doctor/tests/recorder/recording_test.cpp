@@ -430,41 +430,32 @@ TEST(Recordings, TellNoKindIfTwoStreamsHaveOneNumber) {
   EXPECT_THAT(parse(bytes.bytes()).timeline.stream_kinds, IsEmpty());
 }
 
-TEST(Recordings, TellTheProgramsOwnCallsOfCompiledCode) {
+TEST(Recordings, HaveNoPlacesOfCompiledCode) {
+  Bytes earlier(100);
+  for (std::uint64_t address = 1; address <= 2; ++address)
+    earlier.text(TextType::code,
+                 std::string(reinterpret_cast<const char*>(&address), sizeof address) + "/me");
+  earlier.numbers(TextType::stack, 0, 1);
   Bytes bytes(100);
-  const auto code = [&bytes](std::uint64_t address, const std::string& file) {
-    bytes.text(TextType::code, std::string(reinterpret_cast<const char*>(&address), sizeof address) + file);
-  };
-  code(1, "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
-  code(2, "/opt/cuda/libcudart.so.13");
-  code(3, "/home/me/libcustom.so");
-  code(4, "/home/me/venv/lib/python3.12/site-packages/torch/lib/libtorch.so");
-  code(5, "/home/me/program");
-  const auto stack = [&bytes](std::initializer_list<std::uint32_t> frames) {
-    std::string numbers;
-    for (const std::uint32_t frame : frames) numbers += Bytes::number(frame);
-    bytes.text(TextType::stack, numbers);
-  };
-  stack({0, 1, 2, 3, 4});
-  stack({0, 1, 4});
-  stack({0, 1});
-  for (std::uint64_t i = 0; i < 10; ++i)
-    bytes.step(5'000'000'000 + static_cast<std::int64_t>(i) * 1'000'000, 1 + i % 3);
-  const Recording recording = parse(bytes.bytes());
-  ASSERT_THAT(recording.code_stacks, SizeIs(2));
-  const auto calls = [&](std::size_t i) {
-    std::vector<std::string> texts;
-    for (const CodeAddress& call : recording.code_stacks[i].calls)
-      texts.push_back(call.file.string() + " " + std::to_string(call.address));
-    return texts;
-  };
-  EXPECT_THAT(calls(0), ElementsAre("/home/me/libcustom.so 3", "/home/me/program 5"));
-  EXPECT_THAT(calls(1), ElementsAre("/home/me/program 5"));
-  const Timeline& timeline = recording.timeline;
-  EXPECT_EQ(timeline.names[recording.code_stacks[0].name], "libcustom.so: +0x3");
-  EXPECT_EQ(timeline.names[recording.code_stacks[1].name], "program: +0x5");
-  EXPECT_TRUE(timeline.is_compiled);
-  EXPECT_THAT(timeline.host, SizeIs(7)) << "three of ten calls have no place in the program";
+  bytes.header().left_out = recording::kWithoutPython;
+  for (Bytes* const recorded : {&earlier, &bytes}) {
+    recorded->step(5'000'000'000);
+    const Timeline timeline = parse(recorded->bytes()).timeline;
+    EXPECT_TRUE(timeline.is_compiled);
+    EXPECT_FALSE(timeline.has_frames);
+    EXPECT_THAT(timeline.calls, SizeIs(2));
+    EXPECT_THAT(timeline.host, IsEmpty());
+    EXPECT_THAT(timeline.notes, IsEmpty());
+  }
+}
+
+TEST(Recordings, NameTheLinesOfPythonAroundCompiledCode) {
+  Bytes bytes(100);
+  bytes.text(TextType::code, std::string(8, 1) + "/home/me/library.so");
+  bytes.frame(12, "train.py", "main");
+  bytes.numbers(TextType::stack, 0, 1);
+  EXPECT_THAT(places_of(bytes, 1), ElementsAre("train.py(12): main"));
+  EXPECT_FALSE(parse(bytes.bytes()).timeline.is_compiled);
 }
 
 TEST(Recordings, KeepTheLastRecordsOfARing) {
