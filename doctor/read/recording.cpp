@@ -536,9 +536,7 @@ Recording read_recording(const std::filesystem::path& file) {
     check(in.bad());
     return static_cast<std::size_t>(in.gcount());
   };
-  Recording recording = parse_recording(bytes, file.string());
-  recording.file = file;
-  return recording;
+  return parse_recording(bytes, file.string());
 }
 
 std::vector<Recording> read_recordings(const std::filesystem::path& folder,

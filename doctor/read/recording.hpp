@@ -15,7 +15,6 @@ namespace penstock {
 
 /// What one process did while `penstock doctor` ran it.
 struct Recording {
-  std::filesystem::path file;
   std::int64_t process = 0;
   Timeline timeline;  ///< its steps are found by `find_steps`; its notes say what is missing
 };
