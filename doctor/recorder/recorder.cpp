@@ -356,6 +356,7 @@ void read_buffers() noexcept {
 }
 
 void finish(recording::State state) noexcept {
+  if (!active.load()) return;  // in a forked child, nobody may be there to let go of the lock
   const Lock lock(stopping);
   if (!active.load()) return;
   cupti.flush_all(kForcedFlush);

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -261,6 +262,7 @@ CuptiResult cuptiActivityFlushAll(std::uint32_t) {
     completed = fake().completed;
     fake().dropped = std::getenv("FAKE_CUPTI_DROPS") != nullptr ? 3 : 0;
   }
+  if (std::getenv("FAKE_CUPTI_SLOW") != nullptr) ::usleep(300'000);
   for (std::size_t at = 0; at < records.size();) {
     std::uint8_t* buffer = nullptr;
     std::size_t bytes = 0;

@@ -600,6 +600,11 @@ TEST_F(Recorder, AForkedChildLeavesTheRecordingAlone) {
   EXPECT_EQ(report.at("processes")[0].at("events"), 9 * 40);
 }
 
+TEST_F(Recorder, AChildThatIsForkedWhileRecordsAreReadEnds) {
+  command_.environment.emplace_back("FAKE_CUPTI_SLOW=1");
+  EXPECT_EQ(run({"init", "steps=20", "recorded", "fork"}).status, 0);
+}
+
 TEST_F(Recorder, RecordsEachProcess) {
   const CommandResult result =
       run_script("$PROGRAM init steps=20 & $PROGRAM init pinned=20; wait; $PROGRAM init",
