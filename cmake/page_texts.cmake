@@ -1,9 +1,6 @@
-# The pages, styles and scripts of a target's reports become text in it: page_texts.hpp has kFeedPage of feed.html,
-# kFeedStyle of feed.css, kFeedScript of feed.js and kFeedProgram of feed.py.
+# Styles and programs become text in a target: page_texts.hpp has kPageStyle of page.css and kFeedProgram of feed.py.
 function(penstock_page_texts target)
-  set(html Page)
   set(css Style)
-  set(js Script)
   set(py Program)
   set(texts "#pragma once\n\n#include <string_view>\n\nnamespace penstock::cli {\n\n")
   foreach(file IN LISTS ARGN)

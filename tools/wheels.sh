@@ -141,7 +141,7 @@ END
   env -i "$bin/penstock" info >/dev/null
   env -i "$bin/penstock" run -- "$bin/python" -c 'import os; assert "libpenstock_run.so" in os.environ["LD_PRELOAD"]'
   env -i "$bin/penstock" feed "$work/samples.npy" --shuffle --verify --report "$work/report.html" >/dev/null 2>&1
-  grep -q drawTimeline "$work/report.html" || stop "the report of $1 has no pictures"
+  grep -q 'class="lane"' "$work/report.html" || stop "the report of $1 has no pictures"
   # Python ends the thread in mid-call: its frames are unwound through those of the wheel.
   for _ in 1 2 3 4 5 6; do
     env -i "$bin/python" - <<'END' || stop "a program of $1 that ends while a daemon thread is in to_device crashes"

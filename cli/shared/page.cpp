@@ -58,25 +58,58 @@ std::string table_html(const std::vector<std::vector<std::string>>& rows) {
   return html + "</tbody></table>";
 }
 
-std::string filled(std::string_view page,
-                   const std::vector<std::pair<std::string_view, std::string>>& parts) {
-  std::string result;
-  while (true) {
-    const std::size_t begin = page.find("{{");
-    result += page.substr(0, begin);
-    if (begin == std::string_view::npos) return result;
-    const std::size_t end = page.find("}}", begin);
-    const std::string_view name = page.substr(begin + 2, end - begin - 2);
-    for (const auto& [part, text] : parts) {
-      if (part == name) result += text;
-    }
-    page.remove_prefix(end + 2);
-  }
+std::string note_html(std::string_view kind, std::string_view text) {
+  return fmt::format("<p class=\"note {}\">{}</p>\n", kind, prose(text));
 }
 
-PageParts page_parts(std::string_view style, std::string_view script) {
-  return {fmt::format("{}{}", kPageStyle, style),
-          fmt::format("<script>\n{}{}</script>", kToolsScript, script)};
+std::string bar_html(const std::vector<BarPart>& parts) {
+  constexpr double kRoom = 0.06;  // of the bar, for a figure in it
+  std::string bar;
+  std::string legend;
+  for (const auto& [colour, name, share, time] : parts) {
+    if (share <= 0) continue;
+    bar += fmt::format("<i class=\"{}\" style=\"width:{:.3f}%\">{}</i>", colour, 100 * share,
+                       share >= kRoom ? fmt::format("{:.0f} %", 100 * share) : "");
+    legend += fmt::format("<span><i class=\"{}\"></i>{} <b>{}</b>, {:.1f}&nbsp;%</span>\n", colour, name,
+                          prose(time), 100 * share);
+  }
+  if (bar.empty()) return "";
+  return fmt::format("<div class=\"bar\" aria-hidden=\"true\">{}</div>\n<div class=\"legend\">{}</div>\n",
+                     bar, legend);
+}
+
+std::string section_html(std::string_view heading, std::string_view explanation, std::string_view body) {
+  return fmt::format(
+      "<section>\n<h2>{}</h2>\n{}{}</section>\n", escaped(heading),
+      explanation.empty() ? "" : fmt::format("<p class=\"explain\">{}</p>\n", prose(explanation)), body);
+}
+
+std::string page_html(const Page& page) {
+  constexpr std::string_view kPage = R"(<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{command}: {title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+<header>
+<p class="kicker">{command} &middot; {title}</p>
+<h1>{sentence}</h1>
+<p class="advice">{advice}</p>
+{head}</header>
+{sections}</main>
+</body>
+</html>
+)";
+  return fmt::format(kPage, fmt::arg("command", page.command), fmt::arg("title", escaped(page.title)),
+                     fmt::arg("style", kPageStyle), fmt::arg("sentence", prose(page.sentence)),
+                     fmt::arg("advice", prose(page.advice)), fmt::arg("head", page.head),
+                     fmt::arg("sections", page.sections));
 }
 
 }  // namespace penstock::cli

@@ -2,7 +2,6 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace penstock::cli {
@@ -15,15 +14,34 @@ namespace penstock::cli {
 /// A table of texts, which are escaped. The first row and the first column are heads.
 [[nodiscard]] std::string table_html(const std::vector<std::vector<std::string>>& rows);
 
-/// Replaces each {{name}} of the page's text by its part. The parts themselves are not searched.
-[[nodiscard]] std::string filled(std::string_view page,
-                                 const std::vector<std::pair<std::string_view, std::string>>& parts);
+/// A text in a box. `kind`: "good", "bad", or empty.
+[[nodiscard]] std::string note_html(std::string_view kind, std::string_view text);
 
-/// What a page has besides its text. `style` and `script` are its own.
-struct PageParts {
-  std::string style;    ///< that of all pages, and the page's own
-  std::string scripts;  ///< the tools that all pages share, and the page's own script
+/// A part of a bar.
+struct BarPart {
+  std::string_view colour;  ///< a class of page.css
+  std::string_view name;
+  double share = 0;  ///< of the bar, from 0 to 1
+  std::string time;
 };
-[[nodiscard]] PageParts page_parts(std::string_view style, std::string_view script);
+/// Parts side by side, and below them what they stand for. Parts of no share are left out. Empty without a
+/// part.
+[[nodiscard]] std::string bar_html(const std::vector<BarPart>& parts);
+
+/// A part of the page. `explanation` may be empty. `body` is HTML.
+[[nodiscard]] std::string section_html(std::string_view heading, std::string_view explanation,
+                                       std::string_view body);
+
+/// What a page says.
+struct Page {
+  std::string_view command;  ///< "penstock feed"
+  std::string title;
+  std::string sentence;
+  std::string advice;
+  std::string head;      ///< HTML: notes, and how the page was made
+  std::string sections;  ///< HTML
+};
+/// One HTML page that loads nothing, and has no script.
+[[nodiscard]] std::string page_html(const Page& page);
 
 }  // namespace penstock::cli

@@ -34,7 +34,7 @@ void add_report(CLI::App& command, DoctorOptions& options) {
   add_file(command, "--profile", options.profile,
            "Link profile of the machine that was recorded; for a program, in place of the stored one");
   add_file(command, "--html", options.html,
-           "Write a page with the findings, a timeline and the link's curve to FILE");
+           "Write a page with the account, the findings and all their places to FILE");
   add_file(
       command, "--perfetto", options.perfetto,
       "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it");
@@ -95,8 +95,9 @@ void add_read(CLI::App& doctor, DoctorOptions& options) {
           [&options](const std::string& text) {
             options.process = parse_count("--process", text, 0, kMostCount);
           },
-          "Of a folder with several processes, draw the one that has the number N in the report, in place of "
-          "the first")
+          "Of a folder with several processes, write --perfetto of the one that has the number N in the "
+          "report, "
+          "in place of the first")
       ->type_name("N");
   command->footer(
       "Examples:\n"

@@ -29,7 +29,7 @@ struct DoctorOptions {
   std::string json;                  ///< file, "-" for standard output, empty for none
   std::string html;                  ///< file for a page, empty for none
   std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
-  std::optional<std::uint64_t> process;  ///< to draw; nullopt: the first one that used a GPU
+  std::optional<std::uint64_t> process;  ///< of --perfetto; nullopt: the first one that used a GPU
 };
 /// In place of a line: the program as it is, under `penstock run`.
 inline constexpr std::string_view kUnderRun = "penstock run";

@@ -38,7 +38,7 @@ constexpr int kFailed = 1;
 
 struct Examined {
   std::vector<TraceReport> reports;  ///< of the processes that used a GPU
-  std::optional<std::size_t> drawn;  ///< index of the one to draw, if that is asked for
+  std::optional<std::size_t> drawn;  ///< index of the one whose trace is drawn, if that is asked for
   Timeline drawn_timeline;
   std::vector<std::string> remarks;  ///< about the others, if there are no reports
   std::vector<std::string> unread;   ///< about recordings that cannot be read
@@ -58,7 +58,7 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
       examined.reports.back().process = recording.process;
       numbers.push_back(recording.process);
       const bool is_wanted = !wanted || std::cmp_equal(recording.process, *wanted);
-      if (examiner.draws() && is_wanted && !examined.drawn) {
+      if (examiner.draws_trace() && is_wanted && !examined.drawn) {
         examined.drawn = examined.reports.size() - 1;
         examined.drawn_timeline = std::move(recording.timeline);
       }
@@ -112,15 +112,15 @@ std::string report_text(const Examined& examined, std::size_t columns) {
 }
 
 /// What is drawn, unless it is all there is.
-std::string drawn_text(const Examined& examined, bool is_folder, bool has_page) {
-  if (!examined.drawn) return "Nothing was drawn: no work of a GPU was recorded.\n";
-  if (examined.reports.size() == 1) return "";
-  return fmt::format("Drawn is {}, {} of {} with work of a GPU. {} draws another one.{}\n",
+std::string drawn_text(const Examined& examined, const Examiner& examiner, bool is_folder) {
+  if (!examiner.draws()) return "";
+  if (examined.reports.empty()) return "Nothing was drawn: no work of a GPU was recorded.\n";
+  if (!examined.drawn || examined.reports.size() == 1) return "";
+  return fmt::format("Drawn is {}, {} of {} with work of a GPU. {} draws another one.\n",
                      examined.reports[*examined.drawn].file,
                      *examined.drawn == 0 ? "the first" : fmt::format("number {}", *examined.drawn + 1),
                      examined.reports.size(),
-                     is_folder ? "--process N" : "With --record FOLDER, penstock doctor FOLDER --process N",
-                     has_page ? " The page has the findings of all of them." : "");
+                     is_folder ? "--process N" : "With --record FOLDER, penstock doctor FOLDER --process N");
 }
 
 /// A program that was run, or a folder of recordings.
@@ -301,7 +301,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (verification) text += verification_text(*verification, run, columns);
     if (has_budget && !quiet && !why_not_kept(examined).empty())
       text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
-    if (examiner.draws()) text += drawn_text(examined, !run.exit_status, examiner.has_page());
+    text += drawn_text(examined, examiner, !run.exit_status);
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
   const auto write_json = [&] {
@@ -312,11 +312,14 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     value["verify"] = verification ? verification_json(*verification) : Json(nullptr);
     examiner.json().write(json_text(value));
   };
-  const auto draw = [&] {
-    if (!examined.drawn) return;
-    examiner.draw({examined.reports, *examined.drawn, remark_lines(verification)}, examined.drawn_timeline);
+  const auto write_page = [&] {
+    if (!examined.reports.empty()) examiner.write_page(examined.reports, remark_lines(verification));
   };
-  run_all({tell, write_json, draw});
+  const auto write_trace = [&] {
+    if (examined.drawn)
+      examiner.write_trace(examined.drawn_timeline, examined.reports[*examined.drawn].diagnosis);
+  };
+  run_all({tell, write_json, write_page, write_trace});
 }
 
 int report_folder(Examiner& examiner, const DoctorOptions& options) {

@@ -6,6 +6,7 @@
 #include "doctor/read/torch_trace.hpp"
 #include "doctor/report/chrome_trace.hpp"
 #include "doctor/report/rank_comparison.hpp"
+#include "doctor/report/trace_page.hpp"
 #include "doctor/timeline/device_activity.hpp"
 
 #include <penstock/core/error.hpp>
@@ -167,16 +168,13 @@ int Examiner::status(const TraceReport& report) {
   return report.breaches && !report.breaches->empty() ? kBudgetBroken : 0;
 }
 
-void Examiner::draw(const PageReports& reports, const Timeline& timeline) {
-  const auto write_html = [&] {
-    if (html_) html_.write(trace_page(reports, timeline, profile_of(timeline)));
-  };
-  const auto write_perfetto = [&](TextSink sink) {
-    write_chrome_trace(timeline, reports.all[reports.drawn].diagnosis, sink, packs_);
-  };
-  run_all({write_html, [&] {
-             if (perfetto_) perfetto_.write_pieces(write_perfetto);
-           }});
+void Examiner::write_page(std::span<const TraceReport> reports, const std::vector<std::string>& verified) {
+  if (html_) html_.write(trace_page(reports, verified));
+}
+
+void Examiner::write_trace(const Timeline& timeline, const Diagnosis& diagnosis) {
+  if (!perfetto_) return;
+  perfetto_.write_pieces([&](TextSink sink) { write_chrome_trace(timeline, diagnosis, sink, packs_); });
 }
 
 namespace {
@@ -190,8 +188,8 @@ std::string traces_json(std::span<const TraceReport> reports) {
   return json_text(value);
 }
 
-std::string drawn_text(std::span<const TraceReport> reports, bool draws) {
-  if (reports.size() == 1 || !draws) return "";
+std::string drawn_text(std::span<const TraceReport> reports, const Examiner& examiner) {
+  if (reports.size() == 1 || !examiner.draws_trace()) return "";
   return fmt::format("\nDrawn is {}, the first trace. Pass another one first to draw that.\n",
                      one_line(reports.front().file));
 }
@@ -229,11 +227,12 @@ int run_trace_doctor(const DoctorOptions& options, const Environment& environmen
     if (examiner.json()) examiner.json().write(traces_json(reports));
   };
   const auto tell = [&] {
-    const std::string drawing = drawn_text(reports, examiner.draws());
+    const std::string drawing = drawn_text(reports, examiner);
     if (examiner.has_standard_output()) return say(drawing);
     print(reports_text(reports, terminal_columns(STDOUT_FILENO)) + drawing);
   };
-  run_all({write_json, [&] { examiner.draw({reports, 0}, drawn); }, tell});
+  run_all({write_json, [&] { examiner.write_page(reports); },
+           [&] { examiner.write_trace(drawn, reports.front().diagnosis); }, tell});
   return std::ranges::max(reports | std::views::transform(Examiner::status));
 }
 

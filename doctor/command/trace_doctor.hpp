@@ -2,12 +2,13 @@
 
 #include "cli/shared/output.hpp"
 #include "doctor/command/doctor_command.hpp"
-#include "doctor/report/trace_page.hpp"
 #include "doctor/report/trace_report.hpp"
+#include "doctor/timeline/timeline.hpp"
 
 #include <penstock/transfer/link_profile.hpp>
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,10 +28,12 @@ class Examiner {
   [[nodiscard]] OutputFile& json() noexcept { return json_; }
   /// True if a page or a trace is asked for.
   [[nodiscard]] bool draws() const noexcept { return html_ || perfetto_; }
-  /// True if a page is.
-  [[nodiscard]] bool has_page() const noexcept { return bool(html_); }
-  /// Writes them. `timeline` is that of the report that is drawn.
-  void draw(const PageReports& reports, const Timeline& timeline);
+  /// True if a trace is. It is of one process.
+  [[nodiscard]] bool draws_trace() const noexcept { return bool(perfetto_); }
+  /// Writes the page, if it is asked for. `verified` is as in trace_page().
+  void write_page(std::span<const TraceReport> reports, const std::vector<std::string>& verified = {});
+  /// Writes the trace, if it is asked for.
+  void write_trace(const Timeline& timeline, const Diagnosis& diagnosis);
   /// One of the files is standard output, so nothing else may go there.
   [[nodiscard]] bool has_standard_output() const noexcept { return has_standard_output_; }
 

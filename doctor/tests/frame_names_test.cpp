@@ -1,6 +1,5 @@
 #include "doctor/timeline/frame_names.hpp"
 
-#include "doctor/report/timeline_excerpt.hpp"
 #include "doctor/rules/findings.hpp"
 #include "doctor/tests/timelines.hpp"
 #include "doctor/timeline/call_sites.hpp"
@@ -93,12 +92,6 @@ TEST_F(StacksOfPlaces, AreThoseOfMostCalls) {
     EXPECT_NEAR(found[0].seconds, 800e-6, 1e-12);
     EXPECT_NEAR(found[0].idle_seconds.value_or(0), 1584e-6, 1e-12);
   }
-}
-
-TEST_F(StacksOfPlaces, AreOnePlaceInAPicture) {
-  const Timeline timeline = waits(4);
-  const TimelineExcerpt shown = excerpt_timeline(timeline, diagnose_timeline(timeline), {});
-  EXPECT_THAT(shown.places, ElementsAre("", "read"));
 }
 
 }  // namespace

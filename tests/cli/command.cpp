@@ -3,7 +3,6 @@
 #include "support/matchers.hpp"
 
 #include <fcntl.h>
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -190,12 +189,6 @@ std::string read_text(const std::filesystem::path& file) {
   std::stringstream text;
   text << std::ifstream(file).rdbuf();
   return text.str();
-}
-
-nlohmann::json data_of(const std::string& page) {
-  const std::string start = "<script type=\"application/json\" id=\"data\">";
-  const std::size_t begin = page.find(start) + start.size();
-  return nlohmann::json::parse(page.substr(begin, page.find("</script>", begin) - begin));
 }
 
 }  // namespace penstock::testing

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <nlohmann/json_fwd.hpp>
 
 #include <chrono>
 #include <filesystem>
@@ -66,8 +65,5 @@ class CommandTest : public ::testing::Test {
 
   Command command_;
 };
-
-/// What the page of a report shows.
-[[nodiscard]] nlohmann::json data_of(const std::string& page);
 
 }  // namespace penstock::testing

@@ -78,7 +78,7 @@ class CheckLayers(unittest.TestCase):
         self.accept("doctor/rules/findings.cpp", "#include <penstock/transfer/link_profile.hpp>")
         self.accept("doctor/report/budget.cpp", '#include "cli/shared/terminal.hpp"')
         self.accept("doctor/report/trace_page.cpp", '#include "core/shared/printable.hpp"')
-        self.accept("doctor/report/trace_page.cpp", '#include "page_texts.hpp"')
+        self.accept("cli/shared/page.cpp", '#include "page_texts.hpp"')
         self.accept("doctor/tests/findings_test.cpp", '#include "doctor/rules/findings.hpp"')
         findings = '#include "doctor/rules/findings.hpp"'
         self.refuse("doctor/timeline/a.cpp", findings, "timeline may include no other part of the doctor, not rules")

@@ -29,7 +29,6 @@ using cli::check_budget;
 using cli::parse_budget;
 using nlohmann::json;
 using testing::CommandResult;
-using testing::data_of;
 using testing::expect_complaint;
 
 std::string event(const char* category, const std::string& name, int begin, int end,
@@ -268,22 +267,12 @@ TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
         "class=\"severity medium\">medium</span>pageable-copies",
         "<li>train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms</li>",
         "<pre>for batch in penstock.feed(loader): ...; penstock.to_device(x) ",
-        "<pre>DataLoader(..., pin_memory=True), or ", "<h2>Steps 1 to 3 of 5</h2>",
-        "<li>Waiting for data: the thread", "drawTimeline"}) {
+        "<pre>DataLoader(..., pin_memory=True), or ", "<li>Waiting for data: the thread",
+        "pass <code>--perfetto FILE</code>"}) {
     EXPECT_THAT(page, HasSubstr(words));
   }
-  for (const char* loader : {"src=", "href=", "<link", "@import", "fetch(", "XMLHttpRequest"}) {
+  for (const char* loader : {"src=", "href=", "<link", "@import", "url(", "<script"}) {
     EXPECT_THAT(page, Not(HasSubstr(loader)));
-  }
-  const json data = data_of(page);
-  EXPECT_EQ(data["window"], 3'000'000);
-  EXPECT_EQ(data["steps"], json({{0, 1'000'000, 1}, {1'000'000, 2'000'000, 2}, {2'000'000, 3'000'000, 3}}));
-  EXPECT_EQ(data["link"]["copies"][0]["kind"], "pageable");
-  EXPECT_EQ(data["link"]["copies"][0]["rate"], 1e10);
-  for (const json& lane : data["lanes"]) {
-    if (lane["name"] == "copies H2D") {
-      EXPECT_EQ(lane["bars"][1], json({1'002'000, 1'402'000, lane["bars"][1][2], 1, 4'000'000, 400'000, 0}));
-    }
   }
 }
 
@@ -301,15 +290,6 @@ TEST_F(TraceDoctor, SaysOnceWhatTwoGpusHaveInCommon) {
   };
   EXPECT_THAT(headline(1), StartsWith("<h1>Kernels run in 11.5&nbsp;to 57.6&nbsp;% of a step"));
   EXPECT_THAT(headline(5), StartsWith("<h1>Kernels run in 57.6&nbsp;% of a step"));
-}
-
-TEST_F(TraceDoctor, ShowsTheLinkOfTheProfile) {
-  measure_link();
-  ASSERT_EQ(examine({"--profile", path("link.json"), "--html", path("page.html")}).status, 0);
-  const json link = data_of(read("page.html"))["link"];
-  ASSERT_THAT(link["curves"], SizeIs(3));
-  EXPECT_GT(link["curves"][0]["points"].size(), 3U);
-  EXPECT_THAT(read("page.html"), HasSubstr("The lines are what the link profile of "));
 }
 
 TEST_F(TraceDoctor, SaysThatTheProfileIsOfAnotherDevice) {
@@ -342,8 +322,6 @@ TEST_F(TraceDoctor, LetsNamesOfATraceRunNothingInThePage) {
   EXPECT_THAT(page, HasSubstr("<li>a.py(1): &lt;/script&gt;&lt;script&gt;evil()&lt;/script&gt;{{data}}"));
   EXPECT_THAT(page, Not(HasSubstr("<script>evil")));
   for (const char* odd : {"\u202e", "\a", "\xed\xb3\xbf"}) EXPECT_THAT(page, Not(HasSubstr(odd)));
-  const std::string place = data_of(page)["places"][1];
-  EXPECT_THAT(place, StartsWith("a.py(1): </script><script>evil()</script>"));
   EXPECT_TRUE(json::accept(read("found.json")));
 }
 
@@ -433,7 +411,7 @@ TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(examine({"--seconds", "5"}), 2, "--seconds");
   expect_complaint(command_.run({"doctor", "--html", path("page.html")}), 2, "TRACE is required");
   expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
-  expect_complaint(examine({"--process", "5", "--html", path("page.html")}), 2, "--process needs a folder");
+  expect_complaint(examine({"--process", "5", "--perfetto", path("x")}), 2, "--process needs a folder");
   write("link.json", "{}");
   expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
 }
