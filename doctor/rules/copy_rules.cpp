@@ -29,6 +29,7 @@ constexpr double kExposed = 0.05;    // of a step
 constexpr double kContended = 0.05;  // of a step
 constexpr double kFar = 0.05;        // of a step
 constexpr TraceTime kBackToBack = 5'000;
+constexpr std::uint64_t kLargeCopy = 1 << 20;
 constexpr std::size_t kStateCopies = 4;  // of a step, that leave together
 constexpr std::size_t kMostBefore = 64;  // copies that one waits for
 constexpr TraceTime kRunGap = 200'000;   // between copies that could have been one
@@ -60,6 +61,19 @@ double pinned_seconds(const LinkProfile& profile, std::uint64_t bytes,
   return profile.predict(static_cast<std::size_t>(bytes), 1, kinds);
 }
 
+/// The best rate of large pinned copies to the device, 0 if there are none.
+double best_pinned_rate(const std::vector<ViewedCopy>& copies) {
+  double best = 0;
+  for (const ViewedCopy& viewed : copies) {
+    const TimelineCopy& copy = *viewed.copy;
+    const double seconds = static_cast<double>(copy.time.end - copy.time.begin) * 1e-9;
+    if (copy.direction != CopyDirection::h2d || copy.source != MemoryKind::pinned) continue;
+    if (copy.bytes >= kLargeCopy && seconds > 0)
+      best = std::max(best, static_cast<double>(copy.bytes) / seconds);
+  }
+  return best;
+}
+
 /// Seconds of a step that these copies would take from pinned memory; those that they take if it is not
 /// known.
 double seconds_if_pinned(const DeviceView& view, const std::vector<ViewedCopy>& copies,
@@ -69,7 +83,8 @@ double seconds_if_pinned(const DeviceView& view, const std::vector<ViewedCopy>& 
     for (const ViewedCopy& viewed : copies) seconds += pinned_seconds(*view.profile, viewed.copy->bytes);
     return seconds / view.steps();
   }
-  return view.h2d_ceiling > 0 ? finding.bytes / view.h2d_ceiling : finding.seconds;
+  const double rate = best_pinned_rate(view.copies);
+  return rate > 0 ? finding.bytes / rate : finding.seconds;
 }
 
 /// Nanoseconds of one copy in place of many small ones.

@@ -13,20 +13,6 @@ namespace penstock {
 namespace {
 
 constexpr TraceTime kAtOnce = 10'000;
-constexpr std::uint64_t kLargeCopy = 1 << 20;
-
-/// The best rate of large pinned copies to the device, 0 if there are none.
-double best_pinned_rate(const std::vector<ViewedCopy>& copies) {
-  double best = 0;
-  for (const ViewedCopy& viewed : copies) {
-    const TimelineCopy& copy = *viewed.copy;
-    const double seconds = static_cast<double>(copy.time.end - copy.time.begin) * 1e-9;
-    if (copy.direction != CopyDirection::h2d || copy.source != MemoryKind::pinned) continue;
-    if (copy.bytes >= kLargeCopy && seconds > 0)
-      best = std::max(best, static_cast<double>(copy.bytes) / seconds);
-  }
-  return best;
-}
 
 /// The next call, if it is a synchronization that belongs to a copy's: it follows at once, in the same
 /// operator or, if frames name lines, from the same line. Between the two, a recorder may read the copied
@@ -112,10 +98,8 @@ DeviceView view_device(const TimelineView& of, std::uint16_t device, const LinkP
                   .host_steps = std::move(host_steps),
                   .device_steps = active_steps_of_device(timeline, device, of.window),
                   .copies = copies_of(of.copies, device),
-                  .h2d_ceiling = profile != nullptr ? profile->ceiling(CopyDirection::h2d) : 0,
                   .profile = profile};
   mark_held_copies(view);
-  if (view.h2d_ceiling <= 0) view.h2d_ceiling = best_pinned_rate(view.copies);
   return view;
 }
 

@@ -52,15 +52,13 @@ struct DeviceView {
   HostActivity host;
   DeviceAccount account;
   SpanIndex kernels;
-  SpanIndex busy;                   ///< kernels and copies
-  SpanIndex waits;                  ///< for a DataLoader
-  SpanIndex explained;              ///< these, and the start of CUDA: no part of what others gain
-  std::vector<QuietTime> own_work;  ///< of the program
-  std::vector<bool> host_steps;     ///< by step: threads that launch kernels make calls in it
-  std::vector<bool> device_steps;   ///< by step: the device's kernels or copies begin in it
-  std::vector<ViewedCopy> copies;   ///< in the order of their beginnings
-  /// Bytes per second that pinned memory is taken to reach on its way to the device; 0: not known.
-  double h2d_ceiling = 0;
+  SpanIndex busy;                        ///< kernels and copies
+  SpanIndex waits;                       ///< for a DataLoader
+  SpanIndex explained;                   ///< these, and the start of CUDA: no part of what others gain
+  std::vector<QuietTime> own_work;       ///< of the program
+  std::vector<bool> host_steps;          ///< by step: threads that launch kernels make calls in it
+  std::vector<bool> device_steps;        ///< by step: the device's kernels or copies begin in it
+  std::vector<ViewedCopy> copies;        ///< in the order of their beginnings
   const LinkProfile* profile = nullptr;  ///< of the recorded machine; null: not known
 
   [[nodiscard]] const TimelineCall& call(const KnownCall& known) const { return timeline.calls[known.call]; }

@@ -115,7 +115,6 @@ Diagnosis diagnose_timeline(const Timeline& timeline, const LinkProfile* profile
   std::vector<NotExamined> unclear;
   for (const std::uint16_t device : devices) {
     DeviceView view = view_device(shared, device, profile);
-    diagnosis.h2d_ceiling = std::max(diagnosis.h2d_ceiling, view.h2d_ceiling);
     add_findings(diagnosis, view, left_out);
     if (auto others = waits_of_other_threads(view);
         others && find_not_examined(left_out, others->names.front()) == nullptr) {

@@ -68,9 +68,6 @@ struct Diagnosis {
   std::vector<DeviceAccount> accounts;
   std::vector<Finding> findings;  ///< by what they gain, the most first
   std::vector<NotExamined> not_examined;
-  /// Bytes per second that pinned memory is taken to reach on its way to a device: by the link's profile, or
-  /// the best that the recording shows of any device. 0: not known.
-  double h2d_ceiling = 0;
 
   /// Null if there is none.
   [[nodiscard]] const DeviceAccount* account(std::uint16_t device) const;

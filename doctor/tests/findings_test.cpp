@@ -139,16 +139,6 @@ LinkProfile slow_link() {
   return profile;
 }
 
-TEST(Findings, TellTheRateThatPinnedMemoryIsTakenToReach) {
-  EXPECT_EQ(diagnose(steps(pageable, 410)).h2d_ceiling, 0);
-  const LinkProfile link = slow_link();
-  EXPECT_EQ(diagnose(steps(pageable, 410), &link).h2d_ceiling, link.ceiling(CopyDirection::h2d));
-  const auto pinned = [](TimelineBuilder& b, std::int64_t t) {
-    b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, t + 3, t + 5, t + 300, t + 380, 20);
-  };
-  EXPECT_NEAR(diagnose(steps(pinned, 200)).h2d_ceiling, kMiB4 / 80e-6, 1);
-}
-
 TEST(Findings, TellCompiledProgramsAChangeInTheirLanguage) {
   TimelineBuilder builder = steps(pageable, 410);
   EXPECT_THAT(only_finding(builder).change, HasSubstr("pin_memory=True"));
@@ -536,11 +526,15 @@ TEST(Findings, NameBlockingCopiesWhoseWaitsFollowAtOnce) {
 }
 
 TEST(Findings, TakeARateOnlyFromLargeCopies) {
-  const auto rate = [](std::uint64_t bytes) {
-    return diagnose(copying({{.at = {3, 5, 300, 380}, .bytes = bytes, .stream = 20}}, 200)).h2d_ceiling;
+  const auto least_gain = [](std::uint64_t bytes) {
+    return found("pageable-copies",
+                 copying({{.at = {2, 402, 2, 402}, .kind = MemoryKind::pageable, .waits = {{402, 403}}},
+                          {.at = {404, 406, 500, 540}, .bytes = bytes, .stream = 20}},
+                         410))
+        .gain.low;
   };
-  EXPECT_NEAR(rate(1 << 20), (1 << 20) / 80e-6, 1);
-  EXPECT_EQ(rate((1 << 20) - 1), 0);
+  EXPECT_NEAR(least_gain(1 << 20), (400 - 4 * 40) * kUs, 1e-9);
+  EXPECT_EQ(least_gain((1 << 20) - 1), 0);
 }
 
 TEST(Findings, TakeSmallCopiesForOneRunUpToAGap) {

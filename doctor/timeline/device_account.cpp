@@ -4,6 +4,7 @@
 #include "doctor/timeline/work_labels.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -44,6 +45,51 @@ std::vector<bool> threads_of(const Timeline& timeline, const Test& counts) {
 
 bool has_any(const std::vector<bool>& threads) { return std::ranges::find(threads, true) != threads.end(); }
 
+/// As threads_that_launch(). If a device runs no kernels, or no launches are recorded: it copies to or from
+/// the device. If no such calls are recorded either: it calls CUDA.
+std::vector<bool> launching_threads(const Timeline& timeline, std::uint16_t device) {
+  if (std::ranges::any_of(timeline.work, [device](const TimelineWork& work) {
+        return work.device == device && is_kernel(work);
+      })) {
+    if (std::vector<bool> threads = threads_that_launch(timeline); has_any(threads)) return threads;
+  }
+  std::unordered_set<std::uint32_t> copies;
+  for (const TimelineCopy& copy : timeline.copies) {
+    if (copy.device == device && copy.correlation != 0) copies.insert(copy.correlation);
+  }
+  const std::vector<bool> threads = threads_of(timeline, [&copies](const TimelineCall& call) {
+    return call.kind == CallKind::copy && copies.contains(call.correlation);
+  });
+  return has_any(threads) ? threads : threads_of(timeline, [](const TimelineCall&) { return true; });
+}
+
+/// By DevicePart: when a device does it. Together they are the window.
+std::array<SpanList, kDeviceParts> device_parts(const Timeline& timeline, TimeSpan window,
+                                                const DeviceActivity& activity, const HostActivity& host) {
+  std::array<SpanList, kDeviceParts> parts;
+  const auto of = [&parts](DevicePart part) -> SpanList& { return parts[static_cast<std::size_t>(part)]; };
+  if (!timeline.has_kernels) {
+    append_span(of(DevicePart::not_observed), window);
+    return parts;
+  }
+  of(DevicePart::kernel) = activity.computing;
+  of(DevicePart::communication) = subtract(activity.kernels, activity.computing);
+  of(DevicePart::exposed_copy) = subtract(activity.busy, activity.kernels);
+  SpanList idle = subtract({window}, activity.busy);
+  if (!timeline.has_copies || !host.observed) {
+    of(DevicePart::not_observed) = std::move(idle);
+    return parts;
+  }
+  for (const auto& [part, doing] : {std::pair(DevicePart::waiting_for_data, &host.waits),
+                                    {DevicePart::starting, &host.starts},
+                                    {DevicePart::launch_or_sync, &host.busy}}) {
+    of(part) = intersect(idle, *doing);
+    idle = subtract(idle, *doing);
+  }
+  of(DevicePart::other_idle) = std::move(idle);
+  return parts;
+}
+
 }  // namespace
 
 std::string_view device_part_name(DevicePart part) noexcept {
@@ -78,22 +124,6 @@ bool lacks_launches(const Timeline& timeline) {
 }
 
 std::vector<bool> threads_that_launch(const Timeline& timeline) { return threads_of(timeline, is_launch); }
-
-std::vector<bool> launching_threads(const Timeline& timeline, std::uint16_t device) {
-  if (std::ranges::any_of(timeline.work, [device](const TimelineWork& work) {
-        return work.device == device && is_kernel(work);
-      })) {
-    if (std::vector<bool> threads = threads_that_launch(timeline); has_any(threads)) return threads;
-  }
-  std::unordered_set<std::uint32_t> copies;
-  for (const TimelineCopy& copy : timeline.copies) {
-    if (copy.device == device && copy.correlation != 0) copies.insert(copy.correlation);
-  }
-  const std::vector<bool> threads = threads_of(timeline, [&copies](const TimelineCall& call) {
-    return call.kind == CallKind::copy && copies.contains(call.correlation);
-  });
-  return has_any(threads) ? threads : threads_of(timeline, [](const TimelineCall&) { return true; });
-}
 
 HostActivity host_activity(const Timeline& timeline, std::uint16_t device) {
   HostActivity host;
@@ -160,32 +190,6 @@ DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, T
   activity.computing = merge(std::move(activity.computing), within);
   activity.busy = merge(activity.kernels, merge(activity.h2d, activity.d2h));
   return activity;
-}
-
-std::array<SpanList, kDeviceParts> device_parts(const Timeline& timeline, TimeSpan window,
-                                                const DeviceActivity& activity, const HostActivity& host) {
-  std::array<SpanList, kDeviceParts> parts;
-  const auto of = [&parts](DevicePart part) -> SpanList& { return parts[static_cast<std::size_t>(part)]; };
-  if (!timeline.has_kernels) {
-    append_span(of(DevicePart::not_observed), window);
-    return parts;
-  }
-  of(DevicePart::kernel) = activity.computing;
-  of(DevicePart::communication) = subtract(activity.kernels, activity.computing);
-  of(DevicePart::exposed_copy) = subtract(activity.busy, activity.kernels);
-  SpanList idle = subtract({window}, activity.busy);
-  if (!timeline.has_copies || !host.observed) {
-    of(DevicePart::not_observed) = std::move(idle);
-    return parts;
-  }
-  for (const auto& [part, doing] : {std::pair(DevicePart::waiting_for_data, &host.waits),
-                                    {DevicePart::starting, &host.starts},
-                                    {DevicePart::launch_or_sync, &host.busy}}) {
-    of(part) = intersect(idle, *doing);
-    idle = subtract(idle, *doing);
-  }
-  of(DevicePart::other_idle) = std::move(idle);
-  return parts;
 }
 
 DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, TimeSpan window,

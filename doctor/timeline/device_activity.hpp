@@ -4,7 +4,6 @@
 #include "doctor/timeline/time_spans.hpp"
 #include "doctor/timeline/timeline.hpp"
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -22,9 +21,6 @@ struct HostActivity {
 
 /// By thread: it launches kernels.
 [[nodiscard]] std::vector<bool> threads_that_launch(const Timeline& timeline);
-/// The same. If a device runs no kernels, or no launches are recorded: it copies to or
-/// from the device. If no such calls are recorded either: it calls CUDA.
-[[nodiscard]] std::vector<bool> launching_threads(const Timeline& timeline, std::uint16_t device);
 [[nodiscard]] HostActivity host_activity(const Timeline& timeline, std::uint16_t device);
 
 /// True if kernels ran, but no call launched them.
@@ -45,10 +41,6 @@ struct DeviceActivity {
 };
 [[nodiscard]] DeviceActivity device_activity(const Timeline& timeline, std::uint16_t device, TimeSpan window);
 
-/// By DevicePart: when a device does it. Together they are the window.
-[[nodiscard]] std::array<SpanList, kDeviceParts> device_parts(const Timeline& timeline, TimeSpan window,
-                                                              const DeviceActivity& activity,
-                                                              const HostActivity& host);
 [[nodiscard]] DeviceAccount device_account(const Timeline& timeline, std::uint16_t device, TimeSpan window,
                                            const DeviceActivity& activity, const HostActivity& host);
 /// In the order of their numbers.
