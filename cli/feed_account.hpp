@@ -63,6 +63,9 @@ struct FeedAccount {
 /// "33.4 %", as FeedStatistics prints its shares.
 [[nodiscard]] std::string percent_text(double share);
 
+/// "12.3 k", of samples a second.
+[[nodiscard]] std::string rate_text(double rate);
+
 /// An addition to the sentence about this command's step, which is not a model's; may be empty.
 [[nodiscard]] std::string step_advice(const FeedAccount& account);
 

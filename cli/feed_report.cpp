@@ -70,12 +70,6 @@ std::string span_html(double begin, double end) {
                      format_seconds(end));
 }
 
-std::string rate_text(double rate) {
-  if (rate >= 1e6) return fmt::format("{:.2f} M", rate / 1e6);
-  if (rate >= 1e4) return fmt::format("{:.1f} k", rate / 1e3);
-  return fmt::format("{:.0f}", rate);
-}
-
 std::string efficiency_text(const FeedStatistics& s) {
   if (s.link_ceiling <= 0) return "ceiling not measured";
   return fmt::format("{} of {}", percent_text(s.link_efficiency()), format_gbps(s.link_ceiling));

@@ -70,13 +70,9 @@ class Teller {
     if (mark.samples == 0 || mark.seconds <= 0) return short_text();
     const double rate = static_cast<double>(mark.samples) / mark.seconds;
     const double left = (samples_ - static_cast<double>(mark.samples)) / rate;
-    return fmt::format("epoch {}/{}, {} samples/s, {} GB/s, {} left", epoch_ + 1, epochs_, short_number(rate),
+    return fmt::format("epoch {}/{}, {} samples/s, {} GB/s, {} left", epoch_ + 1, epochs_, rate_text(rate),
                        format_rate(static_cast<double>(mark.delivered_bytes) / mark.seconds),
                        left < 100 ? fmt::format("{:.0f} s", left) : fmt::format("{:.0f} min", left / 60));
-  }
-  static std::string short_number(double number) {
-    if (number >= 1e6) return fmt::format("{:.1f}M", number / 1e6);
-    return number >= 1e4 ? fmt::format("{:.0f}k", number / 1e3) : fmt::format("{:.0f}", number);
   }
 
   Progress& progress_;

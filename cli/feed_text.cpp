@@ -43,6 +43,12 @@ Table epoch_table(const FeedAccount& account) {
 
 std::string percent_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
+std::string rate_text(double rate) {
+  if (rate >= 1e6) return fmt::format("{:.2f} M", rate / 1e6);
+  if (rate >= 1e4) return fmt::format("{:.1f} k", rate / 1e3);
+  return fmt::format("{:.0f}", rate);
+}
+
 std::string step_advice(const FeedAccount& account) {
   if (account.options.step_ms == 0 && !account.options.verify) {
     return "There was no step, so nearly all of the time is waiting: this is as fast as the feed can be. Add "

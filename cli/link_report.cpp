@@ -42,6 +42,18 @@ std::vector<std::size_t> sizes_of(const LinkMeasurement& measurement) {
   return sizes;
 }
 
+/// A row for each size, with a cell for each column.
+template <typename Sizes, typename Columns, typename Cell>
+std::string grid(std::vector<std::string> header, const Sizes& sizes, const Columns& columns, Cell&& cell) {
+  Table table(std::move(header));
+  for (const std::size_t size : sizes) {
+    std::vector<std::string> cells{format_bytes(size)};
+    for (const auto& column : columns) cells.push_back(cell(size, column));
+    table.add(std::move(cells));
+  }
+  return table.text();
+}
+
 std::string bandwidth_table(const LinkMeasurement& measurement) {
   struct Column {
     const char* title;
@@ -53,16 +65,12 @@ std::string bandwidth_table(const LinkMeasurement& measurement) {
                                Column{"D2D", "device_d2d"}};
   std::vector<std::string> header{"size"};
   for (const Column& column : columns) header.emplace_back(column.title);
-  Table table(std::move(header));
-  for (const std::size_t bytes : sizes_of(measurement)) {
-    std::vector<std::string> cells{format_bytes(bytes)};
-    for (const Column& column : columns)
-      cells.push_back(rate_cell(point_of(measurement.find(column.series), bytes)));
-    table.add(std::move(cells));
-  }
+  const auto cell = [&](std::size_t bytes, const Column& column) {
+    return rate_cell(point_of(measurement.find(column.series), bytes));
+  };
   return "GB/s from the request until the bytes are there, median (driver: pageable memory by the driver's "
          "own copy; staged: by penstock)\n" +
-         table.text();
+         grid(std::move(header), sizes_of(measurement), columns, cell);
 }
 
 std::string pinned_table(const LinkMeasurement& measurement) {
@@ -92,23 +100,17 @@ std::string packed_table(const LinkMeasurement& measurement) {
   }
   std::vector<std::string> header{"pieces of"};
   for (const std::size_t count : counts) header.push_back(fmt::format("{} H2D / D2H", count));
-  Table table(std::move(header));
-  for (const std::size_t each : sizes) {
-    std::vector<std::string> cells{format_bytes(each)};
-    for (const std::size_t count : counts) {
-      const auto* h2d = point_of(in, count * each, count);
-      const auto* d2h = point_of(out, count * each, count);
-      cells.push_back(h2d == nullptr ? ""
-                                     : fmt::format("{} / {}", seconds_cell(h2d, &Summary::median),
-                                                   seconds_cell(d2h, &Summary::median)));
-    }
-    table.add(std::move(cells));
-  }
-  return "pageable pieces packed into one copy, median\n" + table.text();
+  const auto cell = [&](std::size_t each, std::size_t count) {
+    const auto* h2d = point_of(in, count * each, count);
+    const auto* d2h = point_of(out, count * each, count);
+    return h2d == nullptr ? std::string()
+                          : fmt::format("{} / {}", seconds_cell(h2d, &Summary::median),
+                                        seconds_cell(d2h, &Summary::median));
+  };
+  return "pageable pieces packed into one copy, median\n" + grid(std::move(header), sizes, counts, cell);
 }
 
 std::string gather_table(const LinkMeasurement& measurement) {
-  Table table({"samples of", "zero-copy", "copy-engine"});
   std::set<std::size_t> samples;
   const std::array names{"gather_zero_copy", "gather_copy_engine"};
   for (const char* name : names) {
@@ -116,14 +118,11 @@ std::string gather_table(const LinkMeasurement& measurement) {
     if (series == nullptr) continue;
     for (const auto& point : series->points) samples.insert(point.bytes);
   }
-  for (const std::size_t sample : samples) {
-    std::vector<std::string> cells{format_bytes(sample)};
-    for (const char* name : names) {
-      cells.push_back(rate_cell(point_of(measurement.find(name), sample)));
-    }
-    table.add(std::move(cells));
-  }
-  return "GB/s of samples in large shuffled batches, median\n" + table.text();
+  const auto cell = [&](std::size_t sample, const char* name) {
+    return rate_cell(point_of(measurement.find(name), sample));
+  };
+  return "GB/s of samples in large shuffled batches, median\n" +
+         grid({"samples of", "zero-copy", "copy-engine"}, samples, names, cell);
 }
 
 std::string host_gather_table(const LinkMeasurement& measurement) {
@@ -137,14 +136,11 @@ std::string host_gather_table(const LinkMeasurement& measurement) {
   }
   std::vector<std::string> header{"samples of"};
   for (const std::size_t batch : batches) header.push_back(format_bytes(batch));
-  Table table(std::move(header));
-  for (const std::size_t sample : samples) {
-    std::vector<std::string> cells{format_bytes(sample)};
-    for (const std::size_t batch : batches)
-      cells.push_back(rate_cell(point_of(series, batch, batch / sample)));
-    table.add(std::move(cells));
-  }
-  return "GB/s of shuffled batches that host threads gather, by the batch's bytes, median\n" + table.text();
+  const auto cell = [&](std::size_t sample, std::size_t batch) {
+    return rate_cell(point_of(series, batch, batch / sample));
+  };
+  return "GB/s of shuffled batches that host threads gather, by the batch's bytes, median\n" +
+         grid(std::move(header), samples, batches, cell);
 }
 
 std::string host_copy_table(const LinkMeasurement& measurement) {

@@ -1,7 +1,5 @@
 #include "cli/shared/link_profiles.hpp"
 
-#include "cli/shared/output.hpp"
-
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
@@ -11,52 +9,11 @@
 
 namespace penstock::cli {
 
-namespace {
-
-template <typename Profile, typename Described>
-std::filesystem::path file_of(const std::string& file, const Described& described,
-                              const Environment& environment) {
-  if (!file.empty()) return file;
-  if (!environment.cache_directory) {
-    throw Error(
-        "There is no directory for link profiles: neither XDG_CACHE_HOME nor HOME names an absolute one. "
-        "Name a file with --profile.");
-  }
-  return Profile::file_for(*environment.cache_directory, described);
-}
-
-template <typename Profile, typename Described>
-std::optional<Profile> stored(const std::filesystem::path& file, const Described& described,
-                              std::string* ignored) {
-  std::string why;
-  auto profile = Profile::load(file, described, &why);
-  std::error_code error;
-  if (!profile && std::filesystem::exists(file, error)) {
-    say(fmt::format("penstock: ignored: {}\n", why));
-    if (ignored != nullptr) *ignored = why;
-  }
-  return profile;
-}
-
-}  // namespace
-
-std::filesystem::path profile_file(const std::string& file, const DeviceInfo& device,
-                                   const Environment& environment) {
-  return file_of<LinkProfile>(file, device, environment);
-}
-
-std::filesystem::path profile_file(const std::string& file, const DeviceGroup& group,
-                                   const Environment& environment) {
-  return file_of<GroupProfile>(file, group, environment);
-}
-
-std::optional<LinkProfile> stored_profile(const std::filesystem::path& file, const DeviceInfo& device,
-                                          std::string* ignored) {
-  return stored<LinkProfile>(file, device, ignored);
-}
-
-std::optional<GroupProfile> stored_profile(const std::filesystem::path& file, const DeviceGroup& group) {
-  return stored<GroupProfile>(file, group, nullptr);
+const std::filesystem::path& profile_directory(const Environment& environment) {
+  if (environment.cache_directory) return *environment.cache_directory;
+  throw Error(
+      "There is no directory for link profiles: neither XDG_CACHE_HOME nor HOME names an absolute one. "
+      "Name a file with --profile.");
 }
 
 void require_profile_place(const std::filesystem::path& file, bool named) {

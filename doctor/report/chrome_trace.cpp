@@ -1,5 +1,6 @@
 #include "doctor/report/chrome_trace.hpp"
 
+#include "doctor/report/trace_report.hpp"
 #include "doctor/timeline/device_activity.hpp"
 
 #include <penstock/core/error.hpp>
@@ -176,12 +177,10 @@ class ChromeTraceWriter {
   void write_finding(const Finding& finding) {
     const DeviceAccount* const account = diagnosis_.account(finding.device);
     if (account == nullptr) return;
-    const std::string on =
-        diagnosis_.accounts.size() > 1 ? fmt::format(" on GPU {}", finding.device) : std::string();
-    const std::string name = fmt::format("{}: {}{}", severity_name(finding.severity), finding.id, on);
+    const std::string name =
+        fmt::format("{}: {}", severity_name(finding.severity), cli::finding_name(finding, diagnosis_));
     Json places = Json::array();
-    for (const FindingPlace& place : finding.places)
-      places.push_back(place.function + (place.op.empty() ? "" : ", " + place.op));
+    for (const FindingPlace& place : finding.places) places.push_back(cli::place_name(place));
     const std::string gain = account->steps > 0 ? "gain of a step" : "gain";
     const Json arguments = {{"text", finding.text},
                             {"why", finding.meaning},

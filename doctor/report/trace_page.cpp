@@ -88,11 +88,11 @@ std::string callers_html(const FindingPlace& place) {
 std::string finding_html(const Finding& finding, const Diagnosis& diagnosis) {
   const std::string_view severity = severity_name(finding.severity);
   std::string html = fmt::format(
-      "<article>\n<h3><span class=\"severity {}\">{}</span>{}{}</h3>\n<p>{}</p>\n"
+      "<article>\n<h3><span class=\"severity {}\">{}</span>{}</h3>\n<p>{}</p>\n"
       "<p class=\"gain\">Gain: {}</p>\n<ul>\n",
-      finding.severity == Severity::note ? "note-severity" : severity, severity, escaped(finding.id),
-      diagnosis.accounts.size() > 1 ? fmt::format(" on GPU {}", finding.device) : "",
-      prose(printable(finding.text)), prose(gain_text(finding, diagnosis)));
+      finding.severity == Severity::note ? "note-severity" : severity, severity,
+      escaped(finding_name(finding, diagnosis)), prose(printable(finding.text)),
+      prose(gain_text(finding, diagnosis)));
   for (const FindingPlace& place : finding.places)
     html += fmt::format("<li>{}{}</li>\n", escaped(printable(place_text(place))), callers_html(place));
   return html +

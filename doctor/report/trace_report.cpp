@@ -113,6 +113,10 @@ std::string account_text(const DeviceAccount& account) {
 
 }  // namespace
 
+std::string finding_name(const Finding& finding, const Diagnosis& diagnosis) {
+  return diagnosis.accounts.size() > 1 ? fmt::format("{} on GPU {}", finding.id, finding.device) : finding.id;
+}
+
 std::string place_name(const FindingPlace& place) {
   std::string name = place.function.empty() ? "(place not recorded)" : one_line(place.function);
   if (!place.op.empty()) name += ", " + one_line(place.op);
@@ -157,10 +161,8 @@ double step_of(const Diagnosis& diagnosis, std::uint16_t device) {
 namespace {
 
 std::string finding_text(const Finding& finding, const Diagnosis& diagnosis, std::size_t columns) {
-  const bool many_devices = diagnosis.accounts.size() > 1;
-  std::string text = fmt::format("{}: {}{}\n{}", severity_name(finding.severity), finding.id,
-                                 many_devices ? fmt::format(" on GPU {}", finding.device) : "",
-                                 paragraph(finding.text, columns));
+  std::string text = fmt::format("{}: {}\n{}", severity_name(finding.severity),
+                                 finding_name(finding, diagnosis), paragraph(finding.text, columns));
   for (std::size_t i = 0; i < std::min(kPlaces, finding.places.size()); ++i) {
     text += paragraph("at " + place_text(finding.places[i]), columns, 2, 2);
   }

@@ -36,6 +36,8 @@ struct TraceReport {
 [[nodiscard]] std::string window_text(const DeviceAccount& account);
 /// "copies to the GPU a step: 2, 7.63 MiB at ..."
 [[nodiscard]] std::string copies_text(const DeviceAccount& account, CopyDirection direction);
+/// "pageable-copies"; with its GPU, if there are several.
+[[nodiscard]] std::string finding_name(const Finding& finding, const Diagnosis& diagnosis);
 /// "train.py(12): main, aten::to"
 [[nodiscard]] std::string place_name(const FindingPlace& place);
 /// "train.py(12): main, aten::to: 40 times, 153 MiB, 16.1 ms"
