@@ -156,7 +156,7 @@ TraceReport Examiner::examine(std::string name, const Timeline& timeline) const 
   report.rank = timeline.rank;
   report.events = timeline.events;
   const TimeSpan recorded = whole_window(timeline);
-  report.recorded_seconds = static_cast<double>(recorded.end - recorded.begin) * 1e-9;
+  report.recorded_seconds = seconds_of(recorded.end - recorded.begin);
   report.diagnosis = diagnose_timeline(timeline, profile_of(timeline));
   if (auto other = other_profile(timeline))
     report.diagnosis.not_examined.insert(report.diagnosis.not_examined.begin(), std::move(*other));

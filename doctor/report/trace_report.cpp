@@ -19,7 +19,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kPlaces = 3;
-constexpr double kNanosecond = 1e-9;
 
 }  // namespace
 
@@ -80,7 +79,7 @@ std::string copies_text(const DeviceAccount& account, CopyDirection direction) {
   if (!account.has_copies) return label + ": not recorded";
   if (copies.count == 0) return label + ": none";
   const double steps = static_cast<double>(std::max<std::size_t>(account.steps, 1));
-  const double seconds = static_cast<double>(copies.busy) * kNanosecond;
+  const double seconds = seconds_of(copies.busy);
   const std::string hidden =
       account.has_kernels
           ? fmt::format("{} hidden, {} exposed", seconds_text(account.per_step(copies.busy - copies.exposed)),
@@ -197,9 +196,9 @@ Json copies_json(const DeviceAccount& account, const CopyFigures& copies) {
   const auto compared = [&](double seconds) { return known(account.has_kernels ? Json(seconds) : nullptr); };
   return {{"count", known(copies.count)},
           {"bytes", known(copies.unsized == 0 ? Json(copies.bytes) : nullptr)},
-          {"seconds", known(static_cast<double>(copies.busy) * kNanosecond)},
-          {"exposed_seconds", compared(static_cast<double>(copies.exposed) * kNanosecond)},
-          {"hidden_seconds", compared(static_cast<double>(copies.busy - copies.exposed) * kNanosecond)},
+          {"seconds", known(seconds_of(copies.busy))},
+          {"exposed_seconds", compared(seconds_of(copies.exposed))},
+          {"hidden_seconds", compared(seconds_of(copies.busy - copies.exposed))},
           {"exposed_seconds_per_step", compared(account.per_step(copies.exposed))}};
 }
 
@@ -214,12 +213,12 @@ Json step_times_json(const std::optional<StepTimes>& times) {
 Json account_json(const DeviceAccount& account) {
   Json parts;
   for (const DevicePart part : kAllDeviceParts) {
-    parts[std::string(device_part_name(part))] = {
-        {"seconds", static_cast<double>(account.part(part)) * kNanosecond}, {"share", account.share(part)}};
+    parts[std::string(device_part_name(part))] = {{"seconds", seconds_of(account.part(part))},
+                                                  {"share", account.share(part)}};
   }
   return {{"device", account.device},
           {"name", account.name},
-          {"seconds", static_cast<double>(account.total()) * kNanosecond},
+          {"seconds", seconds_of(account.total())},
           {"steps", account.steps > 0 ? Json(account.steps) : Json(nullptr)},
           {"step_seconds", account.step_seconds()},
           {"step_times", step_times_json(account.step_times)},

@@ -99,11 +99,11 @@ std::optional<Finding> steady_calls(const DeviceView& view, CallKind kind, CallK
   if (!in_half_of_steps(view, active, first, times)) return std::nullopt;
   places.fill(finding, view.timeline);
   finding.count = static_cast<double>(times.size()) / steady;
-  finding.seconds = static_cast<double>(took) * 1e-9 / steady;
+  finding.seconds = seconds_of(took) / steady;
   // New memory is slow at first, too, so all that the device idles then may go.
   const TraceTime gap = uncovered(span_list(std::move(gaps)), view.explained);
   const TraceTime idle = idle_in(view, {steps[first].begin, view.account.window.end});
-  finding.gain = {0, static_cast<double>(std::max(gap, std::min(took, idle))) * 1e-9 / steady};
+  finding.gain = {0, seconds_of(std::max(gap, std::min(took, idle))) / steady};
   return finding;
 }
 

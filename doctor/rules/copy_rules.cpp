@@ -66,7 +66,7 @@ double best_pinned_rate(const std::vector<ViewedCopy>& copies) {
   double best = 0;
   for (const ViewedCopy& viewed : copies) {
     const TimelineCopy& copy = *viewed.copy;
-    const double seconds = static_cast<double>(copy.time.end - copy.time.begin) * 1e-9;
+    const double seconds = seconds_of(copy.time.end - copy.time.begin);
     if (copy.direction != CopyDirection::h2d || copy.source != MemoryKind::pinned) continue;
     if (copy.bytes >= kLargeCopy && seconds > 0)
       best = std::max(best, static_cast<double>(copy.bytes) / seconds);

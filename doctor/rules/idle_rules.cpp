@@ -58,7 +58,7 @@ void add_places(Places& places, const HostWork& work) {
     const double share = static_cast<double>(count) / static_cast<double>(work.quiet.looks.size());
     CallSite site;
     site.frame = name;
-    places.add(site, share * static_cast<double>(work.idle) * 1e-9);
+    places.add(site, share * seconds_of(work.idle));
   }
 }
 

@@ -115,8 +115,8 @@ void add_outside(List& list, const Timeline& timeline, TimeSpan window) {
       {{},
        fmt::format("What lies outside the steps: {} of {}, with {} copies between host and GPU and "
                    "{} waits of the host.",
-                   format_seconds(1e-9 * static_cast<double>(outside)),
-                   format_seconds(1e-9 * static_cast<double>(all.end - all.begin)), copies, waits)});
+                   format_seconds(seconds_of(outside)), format_seconds(seconds_of(all.end - all.begin)),
+                   copies, waits)});
 }
 
 // Why nothing is known of a need. Empty: it is.

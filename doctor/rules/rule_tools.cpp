@@ -24,7 +24,7 @@ bool is_regular(const DeviceView& view, const std::vector<bool>& active,
 }  // namespace
 
 void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
-  add(site, static_cast<double>(time.end - time.begin) * 1e-9);
+  add(site, seconds_of(time.end - time.begin));
   places_[{site.frame, site.op}].place.bytes += bytes;
   times_.push_back(time);
 }
@@ -33,7 +33,7 @@ void Places::add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, 
   add(site, bytes, time);
   auto& [place, held] = places_[{site.frame, site.op}];
   held += std::min(time.end - time.begin, idle);
-  place.idle_seconds = place.idle_seconds.value_or(0) + static_cast<double>(idle) * 1e-9;
+  place.idle_seconds = place.idle_seconds.value_or(0) + seconds_of(idle);
 }
 
 void Places::add(const CallSite& site, double seconds) {

@@ -113,8 +113,7 @@ double DeviceAccount::share(DevicePart of) const noexcept {
 }
 
 double DeviceAccount::per_step(TraceTime time) const noexcept {
-  constexpr double kSecond = 1e-9;
-  return static_cast<double>(time) * kSecond / static_cast<double>(std::max<std::size_t>(steps, 1));
+  return seconds_of(time) / static_cast<double>(std::max<std::size_t>(steps, 1));
 }
 
 double DeviceAccount::step_seconds() const noexcept { return per_step(total()); }

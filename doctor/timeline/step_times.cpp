@@ -10,7 +10,6 @@ namespace penstock {
 
 namespace {
 
-constexpr double kNanosecond = 1e-9;
 constexpr std::size_t kBatchMeans = 10;
 static_assert(kBatchMeans <= kStepsForError, "each batch has steps");
 constexpr double kStudent = 2.262;  // 97.5 % of the t distribution with kBatchMeans - 1 degrees of freedom
@@ -40,7 +39,7 @@ std::optional<StepTimes> step_times(const std::vector<TimeSpan>& steps) {
   seconds.reserve(steps.size());
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const TraceTime end = i + 1 < steps.size() ? steps[i + 1].begin : steps[i].end;
-    seconds.push_back(kNanosecond * static_cast<double>(end - steps[i].begin));
+    seconds.push_back(seconds_of(end - steps[i].begin));
   }
   StepTimes times;
   if (steps.size() >= kStepsForError) times.mean_error = mean_error(seconds);

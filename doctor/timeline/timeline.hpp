@@ -15,6 +15,9 @@ namespace penstock {
 
 /// Nanoseconds on the recording's own clock.
 using TraceTime = std::int64_t;
+[[nodiscard]] constexpr double seconds_of(TraceTime length) noexcept {
+  return static_cast<double>(length) * 1e-9;
+}
 
 /// From `begin` up to and without `end`, which is not before it.
 struct TimeSpan {
