@@ -1,5 +1,5 @@
-// The loader on in-memory datasets, with each batch's bytes verified. If torch_loader.py left its figures,
-// PyTorch's DataLoader is shown beside it.
+// The loader on in-memory datasets, with each batch's bytes verified. compare.py has PyTorch's DataLoader
+// beside it.
 
 #include "foreign_copies.hpp"
 #include "harness.hpp"
@@ -30,16 +30,14 @@ using namespace std::chrono_literals;
 struct Settings {
   std::string device = "auto";
   std::string profile;
-  std::string beside;
   std::string json;
   std::size_t images = 16384;
-  std::size_t small = std::size_t{4} << 20;
-  std::size_t first_batch_bytes = std::size_t{2500} * 1000 * 1000;
-  std::size_t resident_bytes = std::size_t{4} << 30;
   double seconds = 2;  // of each measured run
-  unsigned gather_blocks = 0;
-  std::string only = "images,small,resident,first-batch,manners";
+  std::string only = "images,resident,first-batch,manners";
 };
+
+constexpr std::size_t kFirstBatchBytes = std::size_t{2500} * 1000 * 1000;
+constexpr std::size_t kResidentBytes = std::size_t{4} << 30;
 
 double process_cpu_seconds() {
   rusage usage{};
@@ -58,10 +56,6 @@ class Bench {
       profile_ = LinkProfile::load(settings_.profile, device_.info(), &why);
       if (!profile_) fmt::print(stderr, "bench_loader: {}\n", why);
     }
-    if (!settings_.beside.empty()) {
-      std::ifstream file(settings_.beside);
-      if (file) beside_ = nlohmann::json::parse(file, nullptr, false);
-    }
     json["device"] = device_.info().name;
   }
 
@@ -72,37 +66,17 @@ class Bench {
 
   void images() {
     const Dataset dataset({make_field("images", DType::uint8, {3, 224, 224}, settings_.images)});
-    const double peer = beside("images");
     const Fed plain = feed(dataset, {.batch_size = 256, .shuffle = true, .seed = 1});
-    goal_rate("images 3x224x224 uint8, shuffled, batch 256", plain, 51, peer, 3);
+    add("images 3x224x224 uint8, shuffled, batch 256",
+        fmt::format("{:.1f} GB/s, {:.0f} images/s", plain.delivered_gbps, plain.samples_per_second), "", "",
+        "", true);
     const Fed host =
         feed(dataset, {.batch_size = 256, .shuffle = true, .seed = 1, .gather = GatherPath::host});
-    add("the same, host gather", fmt::format("{:.1f} GB/s", host.delivered_gbps), peer_text(host, peer), "",
-        "", true);
-    const Fed wide = feed(dataset, {.batch_size = 256,
-                                    .shuffle = true,
-                                    .seed = 1,
-                                    .fields = {{.name = "images", .to = DType::float32}}});
-    add("the same, delivered as float32", fmt::format("{:.1f} GB/s of float32", wide.delivered_gbps), "", "",
-        on_gpu() ? "200 GB/s" : "", !on_gpu() || wide.delivered_gbps >= 200);
+    add("the same, host gather", fmt::format("{:.1f} GB/s", host.delivered_gbps), "", "", "", true);
     const double cpu = plain.cpu_seconds / (static_cast<double>(plain.bytes) / kGB);
     add("CPU time per GB fed, zero-copy", fmt::format("{:.4f} s", cpu), "", "", on_gpu() ? "0.01 s" : "",
         !on_gpu() || cpu < 0.01);
-    slow_consumer(dataset);
     json["images"] = {{"gbps", plain.delivered_gbps}, {"samples_per_second", plain.samples_per_second}};
-  }
-
-  void small() {
-    const Dataset dataset({make_field("x", DType::float32, {64}, settings_.small)});
-    const double peer = beside("small");
-    for (const std::uint64_t batch : {4096, 65536}) {
-      const Fed fed = feed(dataset, {.batch_size = batch, .shuffle = true, .seed = 1});
-      const double millions = fed.samples_per_second / 1e6;
-      const bool met = on_gpu() ? millions >= 60 : peer <= 0 || fed.samples_per_second >= 10 * peer;
-      add(fmt::format("samples of 64 float32 (256 B), batch {}", batch),
-          fmt::format("{:.1f} M samples/s", millions), peer_text(fed, peer),
-          ratio_text(fed.samples_per_second, peer), on_gpu() ? "60 M samples/s" : "10 x", met);
-    }
   }
 
   void resident() {
@@ -110,9 +84,9 @@ class Bench {
     json["device_bandwidth_gbps"] = bandwidth;
     for (const auto& [name, elements] : {std::pair{"256 B", 64}, {"4 KiB", 1024}, {"147 KiB", 37632}}) {
       const std::size_t sample = static_cast<std::size_t>(elements) * 4;
-      const std::size_t count = settings_.resident_bytes / sample;
+      const std::size_t count = kResidentBytes / sample;
       const Dataset dataset({make_field("x", DType::float32, {static_cast<std::size_t>(elements)}, count)});
-      const std::uint64_t batch = std::max<std::size_t>(1, settings_.resident_bytes / 32 / sample);
+      const std::uint64_t batch = std::max<std::size_t>(1, kResidentBytes / 32 / sample);
       const Fed fed =
           feed(dataset, {.batch_size = batch, .shuffle = true, .residency = {Residency::Kind::all}});
       const double moved = 2 * fed.delivered_gbps;
@@ -125,8 +99,7 @@ class Bench {
 
   void first_batch() {
     const std::size_t sample = 150528;
-    const Dataset dataset(
-        {make_field("images", DType::uint8, {3, 224, 224}, settings_.first_batch_bytes / sample)});
+    const Dataset dataset({make_field("images", DType::uint8, {3, 224, 224}, kFirstBatchBytes / sample)});
     std::vector<double> seconds;
     for (int i = 0; i < 3; ++i) {
       seconds.push_back(time([&] {
@@ -137,7 +110,7 @@ class Bench {
       }));
     }
     const double median = summarize(seconds).median;
-    add(fmt::format("time to first batch, {} in memory", format_bytes(settings_.first_batch_bytes)),
+    add(fmt::format("time to first batch, {} in memory", format_bytes(kFirstBatchBytes)),
         fmt::format("{:.3f} s", median), fmt::format("the first of 3: {:.3f} s", seconds.front()), "",
         "0.25 s", median <= 0.25);
   }
@@ -179,15 +152,13 @@ class Bench {
     double delivered_gbps = 0;
     double samples_per_second = 0;
     double cpu_seconds = 0;
-    std::string sentence;
   };
 
   Fed feed(const Dataset& dataset, LoaderOptions options) {
     options.profile = profile_;
-    options.gather_blocks = settings_.gather_blocks;
     Loader loader(dataset, device_, options);
     const Stream stream = device_.create_stream();
-    verify(loader, dataset, options, stream);
+    verify(loader, dataset, stream);
     Fed fed;
     std::uint64_t samples = 0;
     const double cpu = process_cpu_seconds();
@@ -206,17 +177,14 @@ class Bench {
     fed.cpu_seconds = process_cpu_seconds() - cpu;
     fed.delivered_gbps = static_cast<double>(fed.bytes) / fed.seconds / kGB;
     fed.samples_per_second = static_cast<double>(samples) / fed.seconds;
-    fed.sentence = loader.stats().sentence();
     for (const std::string& line : loader.describe()) fmt::print(stderr, "  {}\n", line);
     fmt::print(stderr, "    {:.2f} GB/s, {:.0f} samples/s; {}\n", fed.delivered_gbps, fed.samples_per_second,
-               fed.sentence);
+               loader.stats().sentence());
     return fed;
   }
 
   /// Checks one epoch, and poisons each batch after reading it, so that old bytes in a slot would show.
-  /// Leaves widened fields to the tests.
-  void verify(Loader& loader, const Dataset& dataset, const LoaderOptions& options, const Stream& stream) {
-    const bool widened = !options.fields.empty();
+  void verify(Loader& loader, const Dataset& dataset, const Stream& stream) {
     std::uint64_t samples = 0;
     std::vector<std::byte> expected;
     Pool pool = make_pinned_pool(device_, {.segment_bytes = std::size_t{1} << 20});
@@ -224,7 +192,6 @@ class Bench {
     while (const auto batch = loader.next(stream)) {
       samples += batch->size();
       const DeviceField& field = batch->field(0);
-      if (widened) continue;
       expected.resize(field.bytes);
       if (pinned.size() < field.bytes) {
         pinned.release();
@@ -242,48 +209,12 @@ class Bench {
     loader.start_epoch(1);
   }
 
-  void slow_consumer(const Dataset& dataset) {
-    constexpr double kStep = 5e-3;
-    constexpr int kSteps = 60;
-    const Stream stream = device_.create_stream();
-    const auto step = [&] { stream.occupy(kStep); };
-    const auto steps = [&](const std::function<void()>& before) {
-      return time([&] {
-        for (int i = 0; i < kSteps; ++i) {
-          before();
-          step();
-        }
-        stream.synchronize();
-      });
-    };
-    steps([] {});
-    std::vector<double> ratios;
-    FeedStatistics statistics;
-    for (int round = 0; round < 3; ++round) {
-      const double alone = steps([] {});
-      Loader loader(dataset, device_, {.batch_size = 256, .shuffle = true, .profile = profile_});
-      std::optional<DeviceBatch> batch = loader.next(stream);
-      stream.synchronize();
-      const double fed = steps([&] {
-        batch.reset();
-        batch = loader.next(stream);
-        if (!batch) batch = loader.next(stream);
-      });
-      ratios.push_back(fed / alone);
-      statistics = loader.stats();
-    }
-    const double ratio = summarize(ratios).median;
-    add(fmt::format("step time, consumer of {} a step", format_seconds(kStep)),
-        fmt::format("{:.3f} x alone", ratio), fmt::format("stall {:.1f} %", 100 * statistics.stall_share()),
-        "", on_gpu() ? "1.02 x" : "", !on_gpu() || ratio <= 1.02);
-  }
-
   Summary foreign_copies(const std::function<void()>& work) {
     return summarize(bench::foreign_copies(device_, settings_.seconds, work));
   }
 
   double device_bandwidth() {
-    const std::size_t bytes = settings_.resident_bytes / 2;
+    const std::size_t bytes = kResidentBytes / 2;
     Pool pool = make_device_pool(device_);
     const Buffer from = pool.allocate(bytes);
     const Buffer to = pool.allocate(bytes);
@@ -299,25 +230,6 @@ class Bench {
     return 2 * static_cast<double>(bytes) / summarize(seconds).median / kGB;
   }
 
-  [[nodiscard]] double beside(const char* name) const {
-    if (!beside_.is_object() || !beside_.contains(name)) return 0;
-    return beside_[name]["samples_per_second"].get<double>();
-  }
-  static std::string peer_text(const Fed&, double peer) {
-    return peer > 0 ? fmt::format("PyTorch DataLoader {:.0f} samples/s", peer) : std::string();
-  }
-  static std::string ratio_text(double ours, double peer) {
-    return peer > 0 ? fmt::format("{:.1f} x", ours / peer) : std::string();
-  }
-
-  void goal_rate(const std::string& work, const Fed& fed, double gpu_goal, double peer, double host_goal) {
-    const bool met =
-        on_gpu() ? fed.delivered_gbps >= gpu_goal : peer <= 0 || fed.samples_per_second >= host_goal * peer;
-    add(work, fmt::format("{:.1f} GB/s, {:.0f} images/s", fed.delivered_gbps, fed.samples_per_second),
-        peer_text(fed, peer), ratio_text(fed.samples_per_second, peer),
-        on_gpu() ? fmt::format("{:.0f} GB/s", gpu_goal) : fmt::format("{:.0f} x", host_goal), met);
-  }
-
   void add(std::string work, std::string measured, std::string beside, std::string ratio, std::string goal,
            bool met) {
     rows.push_back(
@@ -327,7 +239,6 @@ class Bench {
   const Settings settings_;
   const Device device_;
   std::optional<LinkProfile> profile_;
-  nlohmann::json beside_;
 };
 
 int run(int argc, char** argv) {
@@ -335,21 +246,15 @@ int run(int argc, char** argv) {
   CLI::App app("The loader on in-memory datasets.");
   app.add_option("--device", settings.device);
   app.add_option("--profile", settings.profile, "Link profile");
-  app.add_option("--beside", settings.beside, "What torch_loader.py wrote");
   app.add_option("--json", settings.json, "Write the figures here");
   app.add_option("--images", settings.images);
-  app.add_option("--small", settings.small);
-  app.add_option("--resident-bytes", settings.resident_bytes);
-  app.add_option("--first-batch-bytes", settings.first_batch_bytes);
   app.add_option("--seconds", settings.seconds, "Least time of each run");
-  app.add_option("--gather-blocks", settings.gather_blocks, "Of the kernel that reads over the link");
   app.add_option("--only", settings.only,
-                 "Of images, small, resident, first-batch and manners, with commas between");
+                 "Of images, resident, first-batch and manners, with commas between");
   CLI11_PARSE(app, argc, argv);
   Bench bench(settings);
   const auto wanted = [&](std::string_view work) { return settings.only.find(work) != std::string::npos; };
   if (wanted("images")) bench.images();
-  if (wanted("small")) bench.small();
   if (wanted("resident") && bench.on_gpu()) bench.resident();
   if (wanted("first-batch") && bench.on_gpu()) bench.first_batch();
   if (wanted("manners")) bench.manners();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """penstock beside its alternatives: one run, the same data, the same consumer, the bytes of each checked.
 
-    compare.py --device cuda --json compare.json --picture compare.png > compare.md
+    compare.py --device cuda --json compare.json > compare.md
     compare.py --device host --quick --only small,dict
 
 A contender counts only after an epoch in which every sample that arrived was compared, on the device, with the dataset;
@@ -31,7 +31,7 @@ WORKLOADS = {
     "dict": "500 tensors of 1 KiB",
     "tensor": "one pageable tensor of 1 GiB",
     "models": "state dicts to the device and back, and to and from a safetensors file",
-    "cost": "what feed costs the thread that trains, and feed beside the bare DataLoader",
+    "cost": "what feed costs the thread that trains",
 }
 
 
@@ -42,14 +42,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=["cuda", "cpu", "host"], help="default: cuda where PyTorch sees a GPU")
     parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, with commas between")
-    parser.add_argument("--contenders", default="", metavar="REGEX", help="only those whose names match")
     parser.add_argument("--seconds", type=float, help="of each measured run; default 2, with --quick 0.3")
-    parser.add_argument("--step-ms", default="2,10", help="milliseconds of the consumer's steps, with commas between")
-    parser.add_argument("--images", type=int, help="how many; default 16384 on a GPU, 4096 elsewhere")
-    parser.add_argument("--small", type=int, help="small samples, default 1048576 on a GPU, 262144 elsewhere")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and times: does it run?")
     parser.add_argument("--json", help="write all figures here")
-    parser.add_argument("--picture", help="draw a PNG here (needs matplotlib)")
     arguments = parser.parse_args()
     arguments.only = arguments.only.split(",")
     unknown = set(arguments.only) - WORKLOADS.keys()
@@ -65,14 +60,9 @@ def make_setting(arguments: argparse.Namespace) -> Any:
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "host")
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("compare: not measured, PyTorch sees no GPU")
-    steps = [2.0] if arguments.quick else [float(step) for step in arguments.step_ms.split(",") if step]
-    return Setting(
-        "cuda" if device == "cuda" else "host",
-        arguments.seconds or (0.3 if arguments.quick else 2.0),
-        arguments.quick,
-        tuple(steps),
-        contenders=arguments.contenders,
-    )
+    seconds = arguments.seconds or (0.3 if arguments.quick else 2.0)
+    steps = (2.0,) if arguments.quick else (2.0, 10.0)
+    return Setting("cuda" if device == "cuda" else "host", seconds, arguments.quick, steps)
 
 
 def about(setting: Any) -> dict[str, Any]:
@@ -100,8 +90,8 @@ def runs(arguments: argparse.Namespace, setting: Any) -> Any:
     import torch
     from compare import columns, data, feeding, frameworks, manners, models, training, transfers, workers
 
-    count = arguments.images or (1024 if arguments.quick else 16384 if setting.on_gpu else 4096)
-    small_count = arguments.small or (1 << 15 if arguments.quick else 1 << 20 if setting.on_gpu else 1 << 18)
+    count = 1024 if arguments.quick else 16384 if setting.on_gpu else 4096
+    small_count = 1 << (15 if arguments.quick else 20 if setting.on_gpu else 18)
     wanted = set(arguments.only)
     if "dict" in wanted:
         yield transfers.many_small(setting)
@@ -111,15 +101,12 @@ def runs(arguments: argparse.Namespace, setting: Any) -> Any:
         yield models.compare(setting)
     if "cost" in wanted:
         yield transfers.feed_costs(setting)
-        yield transfers.feed_overheads(data.small(small_count // 4), setting)
     if "columns" in wanted:
         yield columns.compare(setting)
     if "small" in wanted:
         yield feeding.feed_all(data.small(small_count), setting)
-    if wanted & {"images", "workers", "manners", "float32", "cost", "train", "frameworks"}:
+    if wanted & {"images", "workers", "manners", "float32", "train", "frameworks"}:
         images = data.images(count, torch.uint8)
-        if "cost" in wanted:
-            yield transfers.feed_overheads(images, setting)
         if "workers" in wanted:
             yield workers.compare(images, setting)
         if "manners" in wanted:
@@ -153,8 +140,6 @@ def main() -> int:
         if arguments.json:
             report.write_json(arguments.json, results, described)
     print(report.markdown(results, described))
-    if arguments.picture:
-        report.warn(report.draw(arguments.picture, results))
     return 1 if any(result.ours and result.failed for result in results) else 0
 
 

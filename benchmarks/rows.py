@@ -351,7 +351,7 @@ ENGINE = (
     ("the same beside pageable transfers", WHOLE, PASSES, "beside transfers, pageable"),
 )
 LOADER_TABLE = (
-    ("images as below, gathered by host threads, C++", BEST, "", "the same, host gather"),
+    ("images as below, gathered by host threads, C++", "", "", "the same, host gather"),
     ("resident samples of 256 B, read and written", "a device copy", "70 %", "resident, samples of 256 B"),
     ("resident samples of 4 KiB", "a device copy", "70 %", "resident, samples of 4 KiB"),
     ("resident samples of 147 KiB", "a device copy", "70 %", "resident, samples of 147 KiB"),

@@ -101,10 +101,9 @@ case "${1:-}" in
       build/release/benchmarks/bench_engine --device cuda:0 --profile build/gpu-profile.json \
         --json build/gpu-bench.json || status=1
     fi
-    if wants loader build/gpu-loader.json build/gpu-torch-loader.json; then
-      python3 benchmarks/torch_loader.py --device cuda --seconds 2 --json build/gpu-torch-loader.json || true
+    if wants loader build/gpu-loader.json; then
       build/release/benchmarks/bench_loader --device cuda:0 --profile build/gpu-profile.json \
-        --beside build/gpu-torch-loader.json --json build/gpu-loader.json || status=1
+        --json build/gpu-loader.json || status=1
     fi
     if wants recorder build/gpu-recorder.json; then
       python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock --overhead \
@@ -151,8 +150,7 @@ case "${1:-}" in
         "${pictures[@]}" --train resnet50 --json build/gpu-training.json || status=1
       fi
       if wants compare build/gpu-compare.json; then
-        python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json \
-          --picture build/gpu-compare.png || status=1
+        python3 benchmarks/compare.py --device cuda --seconds 0.5 --json build/gpu-compare.json || status=1
       fi
       if wants gains build/gpu-gains.json; then
         # Programs with a mistake and without: does the gain come as predicted?

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from .data import as_it_is
-from .loaders import MovedAsItIs
-from .setting import Contender, Result, Setting, WrongBytes, attempt, cost_of_next, opened
+from .data import Columns, as_it_is
+from .feeding import endless
+from .loaders import MovedAsItIs, loader_of
+from .setting import OURS, Contender, Result, Setting, WrongBytes, attempt, cost_of_next, opened
 
 BATCH = 8192
 SAMPLES = 1 << 17
@@ -22,35 +22,12 @@ COLUMNS = (1, 28, 100, 400)
 Table = dict[str, torch.Tensor]
 
 
-class Fancy(torch.utils.data.Dataset):
+class Fancy(Columns):
     """A table that gives a whole batch at a time."""
-
-    def __init__(self, table: Table):
-        self.table = table
-
-    def __len__(self) -> int:
-        return len(next(iter(self.table.values())))
 
     def __getitems__(self, indices: list[int]) -> Table:
         chosen = torch.as_tensor(indices)
-        return {name: column[chosen] for name, column in self.table.items()}
-
-
-class Declared(torch.utils.data.Dataset):
-    """A table that says that its samples are rows of tensors."""
-
-    def __init__(self, table: Table):
-        self.table = table
-
-    def __len__(self) -> int:
-        return len(next(iter(self.table.values())))
-
-    def __getitem__(self, index: int) -> Table:
-        return {name: column[index] for name, column in self.table.items()}
-
-    @property
-    def __penstock_tensors__(self) -> Table:
-        return self.table
+        return {name: column[chosen] for name, column in self.columns.items()}
 
 
 def contenders(table: Table, batch: int) -> list[Contender]:
@@ -64,23 +41,21 @@ def contenders(table: Table, batch: int) -> list[Contender]:
         return make
 
     def fancy(_: Any, setting: Setting, __: Any) -> Any:
-        loader = DataLoader(
-            Fancy(table), batch, shuffle=True, drop_last=True, collate_fn=as_it_is, pin_memory=setting.on_gpu
+        return MovedAsItIs(
+            loader_of(Fancy(table), batch, 0, setting.on_gpu, drop_last=True, collate_fn=as_it_is), setting
         )
-        return MovedAsItIs(loader, setting)
 
     def fed(_: Any, setting: Setting, __: Any) -> Any:
         import penstock
 
-        return penstock.feed(DataLoader(Declared(table), batch, shuffle=True, drop_last=True), device=setting.device)
+        return penstock.feed(loader_of(Columns(table), batch, 0, drop_last=True), device=setting.device)
 
-    mine: dict[str, Any] = {"needs": ("penstock",), "ours": True}
     return [
         Contender("DataLoader with `__getitems__`", fancy),
-        Contender("penstock.feed(DataLoader)", fed, **mine),
-        Contender("penstock.Loader, each column by itself", ours(row_budget_bytes=1), **mine),
-        Contender("penstock.Loader, resident", ours(residency="all"), **mine),
-        Contender("penstock.Loader", ours(), **mine),
+        Contender("penstock.feed(DataLoader)", fed, **OURS),
+        Contender("penstock.Loader, each column by itself", ours(row_budget_bytes=1), **OURS),
+        Contender("penstock.Loader, resident", ours(residency="all"), **OURS),
+        Contender("penstock.Loader", ours(), **OURS),
     ]
 
 
@@ -120,11 +95,6 @@ def _verify(batches: Iterable, table: Table, setting: Setting) -> None:
         raise WrongBytes(f"{int(wrong)} columns hold other samples, or samples came {int(seen.max())} times")
 
 
-def _epochs(batches: Iterable) -> Iterator:
-    while True:
-        yield from batches
-
-
 def _measure_with(table: Table, setting: Setting) -> Callable[[Contender, Result], None]:
     def measure(contender: Contender, result: Result) -> None:
         with opened(contender, table, setting, None) as batches:
@@ -132,13 +102,13 @@ def _measure_with(table: Table, setting: Setting) -> Callable[[Contender, Result
             result.verified = True
             setting.synchronize()
             done, begin = 0, time.perf_counter()
-            for done, _ in enumerate(_epochs(batches), 1):
+            for done, _ in enumerate(endless(batches), 1):
                 if done % 8 == 0 and time.perf_counter() - begin > setting.seconds:
                     break
             setting.synchronize()
             result.figures = {"batch_us": (time.perf_counter() - begin) / done * 1e6}
             if contender.ours:
-                wall, processor, _ = cost_of_next(_epochs(batches), setting, rest=0.002)
+                wall, processor, _ = cost_of_next(endless(batches), setting, rest=0.002)
                 result.figures |= {"thread_us_after_rest": 1e6 * wall, "processor_us_after_rest": 1e6 * processor}
 
     return measure

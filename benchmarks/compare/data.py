@@ -34,9 +34,11 @@ class Samples:
     def widens(self) -> bool:
         return self.deliver != self.x.dtype
 
-    @property
-    def shape(self) -> str:
-        return "x".join(str(extent) for extent in self.x.shape[1:])
+    def figures(self, samples_per_second: float) -> dict[str, Any]:
+        return {
+            "samples_per_second": samples_per_second,
+            "stored_gbps": samples_per_second * self.sample_bytes / 1e9,
+        }
 
 
 class Indexed(torch.utils.data.Dataset):

@@ -186,11 +186,7 @@ def measure_with(samples: Samples, setting: Setting) -> Callable[[Contender, Res
             verify(batches, samples, reference, setting)
             result.verified = True
             per_second = rate(batches, setting, setting.seconds)
-            result.figures = {
-                "samples_per_second": per_second,
-                "stored_gbps": per_second * samples.sample_bytes / 1e9,
-                "by_option": by_option,
-            }
+            result.figures = samples.figures(per_second) | {"by_option": by_option}
             if not contender.ceiling:
                 result.figures["steps"] = [computing(batches, compute, setting) for compute in consumers]
 
@@ -212,10 +208,7 @@ def wire(samples: Samples, setting: Setting) -> Result:
         rate(batches(), setting, setting.seconds / 4)
         per_second = rate(batches(), setting, setting.seconds)
         result.verified = torch.equal(there.cpu(), pinned)
-        result.figures = {
-            "samples_per_second": per_second,
-            "stored_gbps": per_second * samples.sample_bytes / 1e9,
-        }
+        result.figures = samples.figures(per_second)
 
     contender = Contender("raw pinned copies of whole batches", lambda *_: None, gpu_only=True, ceiling=True)
     return attempt(samples.name, contender, setting, measure)

@@ -5,7 +5,6 @@ As they are, fed, and with batches that are on the device already. A step lasts 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import statistics
 import tempfile
@@ -18,25 +17,10 @@ from torch.utils.data import DataLoader
 
 from .data import Columns, Samples
 from .feeding import Compute, Steps
-from .loaders import to_target
-from .setting import Contender, Result, Setting, WrongBytes, attempt, tidy
+from .loaders import Resident, loader_of
+from .setting import OURS, Contender, Result, Setting, WrongBytes, attempt, tidy
 
 SETTLE = 12  # steps that are not counted
-
-
-class Resident:
-    """As many batches as a loader has, on the device."""
-
-    def __init__(self, loader: DataLoader, setting: Setting):
-        self.count = len(loader)
-        some = itertools.islice(DataLoader(loader.dataset, loader.batch_size), 3)
-        self.batches = [to_target(batch, setting) for batch in some]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator:
-        return itertools.islice(itertools.cycle(self.batches), self.count)
 
 
 class Model(torch.nn.Module):
@@ -157,11 +141,12 @@ def ways(needs: str) -> list[Contender]:
     """Each makes a DataLoader, and what wraps it once the framework has prepared it."""
 
     def resident(samples: Samples, setting: Setting, workers: int) -> tuple:
-        loader = loader_of(samples, setting, workers, False)
-        return loader, lambda prepared: Resident(loader, setting)
+        loader = rows_of(samples, setting, workers, False)
+        resident = Resident(loader.dataset, loader.batch_size, setting, len(loader))
+        return loader, lambda prepared: resident
 
     def as_it_is(samples: Samples, setting: Setting, workers: int) -> tuple:
-        return loader_of(samples, setting, workers, setting.on_gpu), lambda prepared: prepared
+        return rows_of(samples, setting, workers, setting.on_gpu), lambda prepared: prepared
 
     def fed(samples: Samples, setting: Setting, workers: int) -> tuple:
         import penstock
@@ -170,9 +155,9 @@ def ways(needs: str) -> list[Contender]:
             device = "auto" if hasattr(loader, "base_dataloader") else setting.device
             return penstock.feed(loader, device, native=workers == 0)
 
-        return loader_of(samples, setting, workers, False), wrap
+        return rows_of(samples, setting, workers, False), wrap
 
-    ours: dict[str, Any] = {"ours": True, "needs": (needs, "penstock")}
+    ours = OURS | {"needs": (needs, "penstock")}
     none: dict[str, Any] = {"options": lambda setting: (0,)}
     return [
         Contender("resident", resident, (needs,), ceiling=True, **none),
@@ -182,13 +167,6 @@ def ways(needs: str) -> list[Contender]:
     ]
 
 
-def loader_of(samples: Samples, setting: Setting, workers: int, pin: bool) -> DataLoader:
-    return DataLoader(
-        Columns({"x": samples.x, "number": samples.number}),
-        16 if setting.quick else samples.batch_size,
-        shuffle=True,
-        num_workers=workers,
-        pin_memory=pin,
-        persistent_workers=workers > 0,
-        drop_last=True,
-    )
+def rows_of(samples: Samples, setting: Setting, workers: int, pin: bool) -> DataLoader:
+    table = Columns({"x": samples.x, "number": samples.number})
+    return loader_of(table, 16 if setting.quick else samples.batch_size, workers, pin, drop_last=True)

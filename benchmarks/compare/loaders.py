@@ -5,26 +5,25 @@ Each gives an iterable of `(x, number)` on the device, in the dtype that is want
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from .data import Fancy, Indexed, Samples, as_it_is
-from .setting import Contender, Setting
+from .setting import OURS, Contender, Setting
+
+
+def loader_of(dataset: Dataset, batch_size: int, workers: int, pin: bool = False, **options: Any) -> DataLoader:
+    workers_options = {"num_workers": workers, "persistent_workers": workers > 0}
+    return DataLoader(dataset, batch_size, shuffle=True, pin_memory=pin, **workers_options, **options)
 
 
 def data_loader(samples: Samples, workers: int, pin: bool, fancy: bool = False) -> DataLoader:
-    return DataLoader(
-        Fancy(samples) if fancy else Indexed(samples),
-        batch_size=samples.batch_size,
-        shuffle=True,
-        num_workers=workers,
-        pin_memory=pin,
-        persistent_workers=workers > 0,
-        collate_fn=as_it_is if fancy else None,
-    )
+    dataset, collate = (Fancy(samples), as_it_is) if fancy else (Indexed(samples), None)
+    return loader_of(dataset, samples.batch_size, workers, pin, collate_fn=collate)
 
 
 class Moved:
@@ -55,6 +54,20 @@ class MovedAsItIs:
     def __iter__(self) -> Iterator:
         for batch in self.loader:
             yield to_target(batch, self.setting)
+
+
+class Resident:
+    """`count` batches that are on the device: the first few, again and again."""
+
+    def __init__(self, dataset: Dataset, batch_size: int, setting: Setting, count: int = 4):
+        some = itertools.islice(DataLoader(dataset, batch_size), 4)
+        self.batches, self.count = [to_target(batch, setting) for batch in some], count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator:
+        return itertools.islice(itertools.cycle(self.batches), self.count)
 
 
 class Unmoved:
@@ -155,10 +168,10 @@ class ApexPrefetcher:
 class Fed:
     """penstock.feed around a loader; a consumer that wants another dtype converts on the device."""
 
-    def __init__(self, loader: DataLoader, samples: Samples, setting: Setting):
+    def __init__(self, loader: DataLoader, samples: Samples, setting: Setting, **options: Any):
         import penstock
 
-        self.feed = penstock.feed(loader, device=setting.device)
+        self.feed = penstock.feed(loader, device=setting.device, **options)
         self.deliver = samples.deliver
 
     def __iter__(self) -> Iterator:
@@ -200,7 +213,6 @@ def plain() -> Contender:
 def contenders(samples: Samples) -> list[Contender]:
     with_workers = {"options": lambda setting: setting.workers}
     perhaps_workers = {"options": lambda setting: (0, *setting.workers)}
-    ours = {"needs": ("penstock",), "ours": True}
     several = [
         plain(),
         Contender("DataLoader with `__getitems__`", torch_fancy, **perhaps_workers),
@@ -211,17 +223,17 @@ def contenders(samples: Samples) -> list[Contender]:
             gpu_only=True,
             **with_workers,
         ),
-        Contender("penstock.feed(DataLoader)", ours_feed, **ours, **with_workers),
-        Contender("penstock.feed(DataLoader with `__getitems__`)", ours_feed_fancy, **ours, **perhaps_workers),
-        Contender("penstock.feed(DataLoader of a TensorDataset)", ours_feed_native, **ours),
-        Contender("penstock.Loader", ours_loader, **ours),
+        Contender("penstock.feed(DataLoader)", ours_feed, **OURS, **with_workers),
+        Contender("penstock.feed(DataLoader with `__getitems__`)", ours_feed_fancy, **OURS, **perhaps_workers),
+        Contender("penstock.feed(DataLoader of a TensorDataset)", ours_feed_native, **OURS),
+        Contender("penstock.Loader", ours_loader, **OURS),
     ]
     if not samples.widens:
         several += [
             Contender("DataLoader, left on the host", torch_unmoved, gpu_only=True, ceiling=True, **with_workers),
             Contender("DataLoader, 0 workers", torch_moved, options=lambda setting: (0,)),
             Contender(
-                "penstock.Loader, host gather", ours_loader, gpu_only=True, **ours, options=lambda setting: ("host",)
+                "penstock.Loader, host gather", ours_loader, gpu_only=True, **OURS, options=lambda setting: ("host",)
             ),
         ]
     # Ours last: PyTorch's workers are forked from a process that has not yet registered the dataset.

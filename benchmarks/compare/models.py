@@ -19,8 +19,8 @@ import torch
 
 from .data import random_bytes
 from .peers import roomy_folder
-from .setting import Contender, Result, Setting, WrongBytes, attempt, median_call, opened
-from .transfers import OURS, Tensors, move_all, ours_to_device, per_tensor
+from .setting import OURS, Contender, Result, Setting, WrongBytes, attempt, median_call, opened
+from .transfers import Tensors, move_all, ours_to_device, per_tensor
 
 # Ceilings.
 FLAT = "one flat tensor of as many bytes, `to_device`"

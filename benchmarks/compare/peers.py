@@ -5,13 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from .data import Indexed, Samples
+from .data import Samples
 from .loaders import data_loader
 from .setting import Contender, Setting
 
@@ -50,46 +49,6 @@ class Spdl:
             with pipeline.auto_stop():
                 for x, number in pipeline.get_iterator():
                     yield x.to(self.samples.deliver), number
-
-
-class _Arrays(Indexed):
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.x[index].numpy(), index
-
-
-class Ffcv:
-    """A loader of the dataset written in FFCV's format, in memory if there is room."""
-
-    def __init__(self, samples: Samples, setting: Setting, workers: int):
-        from ffcv.fields import IntField, NDArrayField
-        from ffcv.fields.decoders import IntDecoder, NDArrayDecoder
-        from ffcv.loader import Loader, OrderOption
-        from ffcv.transforms import ToDevice, ToTensor
-        from ffcv.writer import DatasetWriter
-
-        numpy_type = samples.x[:0].numpy().dtype
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=roomy_folder(2 * samples.x.nbytes)))
-        file = str(self.folder / "samples.beton")
-        fields = {"x": NDArrayField(dtype=numpy_type, shape=tuple(samples.x.shape[1:])), "number": IntField()}
-        DatasetWriter(file, fields, num_workers=workers).from_indexed_dataset(_Arrays(samples))
-        to_device = [ToTensor(), ToDevice(setting.target, non_blocking=True)]
-        self.deliver = samples.deliver
-        self.loader = Loader(
-            file,
-            batch_size=samples.batch_size,
-            num_workers=workers,
-            order=OrderOption.RANDOM,
-            os_cache=True,
-            drop_last=False,
-            pipelines={"x": [NDArrayDecoder(), *to_device], "number": [IntDecoder(), *to_device]},
-        )
-
-    def __iter__(self) -> Iterator:
-        for x, number in self.loader:
-            yield x.to(self.deliver), number.flatten()
-
-    def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Dali:
@@ -139,7 +98,6 @@ def contenders(samples: Samples) -> list[Contender]:
 
     made: list[tuple[str, Callable, tuple[str, ...], Callable]] = [
         ("SPDL", lambda s, setting, n: Spdl(s, n), ("spdl.io", "spdl.pipeline"), lambda setting: (1, *setting.workers)),
-        ("FFCV", Ffcv, ("ffcv",), lambda setting: (max(setting.workers),)),
         ("DALI, external source", Dali, ("nvidia.dali",), lambda setting: (None,)),
     ]
     if samples.x.ndim == 4 and samples.widens:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import sys
 from typing import Any
 
 from .setting import Result
@@ -39,10 +38,6 @@ COLUMNS = {
     "thread_us_after_rest": ("µs of the thread after 2 ms of other work", "{:,.1f}"),
     "processor_us_after_rest": ("µs of its processor after other work", "{:,.1f}"),
     "done_us_after_rest": ("µs until there after other work", "{:,.1f}"),
-    "bare_s": ("s of the best epoch, bare", "{:.4f}"),
-    "fed_s": ("s of the best epoch, fed", "{:.4f}"),
-    "overhead": ("more", "{:.1%}"),
-    "overhead_median": ("more, median of pairs of epochs", "{:.1%}"),
     "ratio": ("penstock's best is", "{:.1f} x"),
 }
 
@@ -96,49 +91,3 @@ def write_json(file: str, results: list[Result], about: dict[str, Any]) -> None:
         "results": [dataclasses.asdict(result) | {"status": result.status} for result in results],
     }
     pathlib.Path(file).write_text(json.dumps(content, indent=2, default=str) + "\n")
-
-
-def draw(file: str, results: list[Result]) -> str:
-    """Draws one panel for each workload. Returns why there is no picture; empty if it was drawn."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except Exception as error:
-        return f"no picture: {error}"
-    panels = []
-    for workload in dict.fromkeys(result.workload for result in results):
-        rows = [row for row in results if row.workload == workload and row.verified and _speed(row)]
-        if rows:
-            panels.append((workload, rows))
-    if not panels:
-        return "no picture: nothing was measured"
-    heights = [len(rows) + 2 for _, rows in panels]
-    figure, axes = pyplot.subplots(
-        len(panels), 1, figsize=(10, 0.3 * sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
-    )
-    for axis, (workload, rows) in zip(axes[:, 0], panels, strict=True):
-        _bars(axis, workload, rows)
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-    return ""
-
-
-def _bars(axis: Any, workload: str, rows: list[Result]) -> None:
-    keys = ("stored_gbps", "samples_per_second", "step_ms", "done_us", "thread_us")
-    key = next(k for k in keys if k in rows[0].figures)
-    values = [row.figures[key] for row in rows]
-    colours = ["tab:blue" if row.ours else "lightgrey" if row.ceiling else "tab:grey" for row in rows]
-    bars = axis.barh([row.contender.replace("`", "") for row in rows], values, color=colours)
-    axis.bar_label(bars, fmt="{:,.4g}", padding=3, fontsize=8)
-    axis.margins(x=0.12)
-    axis.invert_yaxis()
-    axis.tick_params(labelsize=8)
-    better = "higher" if key in ("stored_gbps", "samples_per_second") else "lower"
-    axis.set_title(f"{workload}: {COLUMNS[key][0]} ({better} is better)", fontsize=9, loc="left")
-
-
-def warn(text: str) -> None:
-    if text:
-        print(text, file=sys.stderr)

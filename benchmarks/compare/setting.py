@@ -7,7 +7,6 @@ import gc
 import importlib
 import importlib.util
 import os
-import re
 import signal
 import statistics
 import sys
@@ -29,7 +28,6 @@ class Setting:
     quick: bool = False
     step_ms: tuple[float, ...] = ()
     most_seconds: float = 90.0  #: that one contender may take in all
-    contenders: str = ""  #: a regular expression that the names of those that are measured match
     chosen_workers: int | None = None  #: the best number of worker processes, once it is known
 
     @property
@@ -78,6 +76,9 @@ class Contender:
         return "needs a GPU" if self.gpu_only and not setting.on_gpu else ""
 
 
+OURS: dict[str, Any] = {"needs": ("penstock",), "ours": True}
+
+
 @dataclass
 class Result:
     """The result of one contender in one workload."""
@@ -109,8 +110,6 @@ def attempt(
     """Measures a contender. A failure is noted in its result, and the run goes on."""
     result = Result(workload, contender.name, contender.ours, contender.ceiling)
     result.not_measured = contender.why_not(setting)
-    if not re.search(setting.contenders, contender.name):
-        result.not_measured = "not asked for"
     if not result.not_measured:
         try:
             with at_most(setting.most_seconds):

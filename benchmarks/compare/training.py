@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from . import peers
 from .data import Columns, Samples, verify
 from .feeding import Throttle, endless
-from .loaders import MovedAsItIs, ours_loader, to_target
-from .setting import Contender, Result, Setting, attempt, opened
+from .loaders import MovedAsItIs, Resident, loader_of, ours_loader
+from .setting import OURS, Contender, Result, Setting, attempt, opened
 
 COLUMNS = 28
 SETTLE = 10  # steps before a run is timed
@@ -61,43 +61,22 @@ class Stacked:
             yield torch.stack(list(columns.values()), 1), number
 
 
-class Resident:
-    """Batches that are on the device."""
-
-    def __init__(self, work: Work, setting: Setting):
-        size = work.samples.batch_size
-        loader = DataLoader(dataset_of(work), size)
-        self.batches = [to_target(batch, setting) for batch in itertools.islice(loader, 4)]
-
-    def __iter__(self) -> Iterator:
-        return iter(self.batches)
-
-
 def dataset_of(work: Work) -> Dataset:
     return table(work.samples) if work.is_table else TensorDataset(work.samples.x, work.samples.number)
 
 
-def loader_of(work: Work, workers: int, pin: bool) -> DataLoader:
-    return DataLoader(
-        dataset_of(work),
-        work.samples.batch_size,
-        shuffle=True,
-        num_workers=workers,
-        pin_memory=pin,
-        persistent_workers=workers > 0,
-        drop_last=True,
-    )
-
-
 def contenders(work: Work) -> list[Contender]:
+    size = work.samples.batch_size
+
     def data_loader(_: Any, setting: Setting, workers: int) -> Any:
-        return MovedAsItIs(loader_of(work, workers, setting.on_gpu), setting)
+        return MovedAsItIs(loader_of(dataset_of(work), size, workers, setting.on_gpu, drop_last=True), setting)
 
     def fed(**options: Any) -> Callable:
         def make(_: Any, setting: Setting, workers: int | None) -> Any:
             import penstock
 
-            return penstock.feed(loader_of(work, workers or 0, False), device=setting.device, **options)
+            loader = loader_of(dataset_of(work), size, workers or 0, drop_last=True)
+            return penstock.feed(loader, device=setting.device, **options)
 
         return make
 
@@ -106,19 +85,17 @@ def contenders(work: Work) -> list[Contender]:
 
         if not work.is_table:
             return ours_loader(work.samples, setting, option)
-        size = work.samples.batch_size
         return penstock.Loader(table(work.samples).columns, batch_size=size, shuffle=True, device=setting.device)
 
-    ours: dict[str, Any] = {"needs": ("penstock",), "ours": True}
     workers = {"options": lambda setting: setting.workers}
     theirs = [Contender("DataLoader, best of N workers", data_loader, **workers)]
     if not work.is_table:
         theirs += [contender for contender in peers.contenders(work.samples) if contender.name == "SPDL"]
     return [
         *theirs,
-        Contender("penstock.feed, workers", fed(native=False), **ours, **workers),
-        Contender("penstock.feed", fed(), **ours),
-        Contender("penstock.Loader", native_loader, **ours),
+        Contender("penstock.feed, workers", fed(native=False), **OURS, **workers),
+        Contender("penstock.feed", fed(), **OURS),
+        Contender("penstock.Loader", native_loader, **OURS),
     ]
 
 
@@ -143,7 +120,7 @@ def train(work: Work, batches: Iterable, setting: Setting, seconds: float) -> fl
 def measure_with(work: Work, setting: Setting) -> Callable[[Contender, Result], None]:
     samples = work.samples
     reference = samples.x.to(setting.target)
-    resident = Resident(work, setting)
+    resident = Resident(dataset_of(work), samples.batch_size, setting)
     train(work, resident, setting, setting.seconds)  # compiles
 
     def measure(contender: Contender, result: Result) -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .data import Samples, random_bytes
-from .loaders import data_loader
-from .setting import Contender, Result, Setting, WrongBytes, attempt, cost_of_next, median_call, opened
-
-OURS = {"needs": ("penstock",), "ours": True}
+from .data import random_bytes
+from .setting import OURS, Contender, Result, Setting, WrongBytes, attempt, cost_of_next, median_call, opened
 
 
 @dataclass
@@ -218,52 +213,3 @@ def _own_cost(contender: Contender, result: Result, batch: Any, setting: Setting
             if not torch.equal(there.cpu(), tensor):
                 raise WrongBytes("a batch arrived with other bytes than were sent")
         result.verified = True
-
-
-def feed_overheads(samples: Samples, setting: Setting) -> list[Result]:
-    """feed around a DataLoader beside the DataLoader alone, epochs in turn, so that both see the same machine."""
-
-    def measure(contender: Contender, result: Result) -> None:
-        import penstock
-
-        bare = contender.make(samples, setting, None)
-        fed = penstock.feed(bare, device=setting.device)
-        pairs: list[tuple[float, float]] = []
-        end = time.perf_counter() + 6 * setting.seconds
-        while len(pairs) < 4 or (time.perf_counter() < end and len(pairs) < 50):
-            turn = {id(of): _epoch(of, samples, setting) for of in ((bare, fed) if len(pairs) % 2 else (fed, bare))}
-            pairs.append((turn[id(bare)], turn[id(fed)]))
-        del pairs[0]
-        best_bare, best_fed = (min(times) for times in zip(*pairs, strict=True))
-        result.figures = {
-            "bare_s": best_bare,
-            "fed_s": best_fed,
-            "overhead": best_fed / best_bare - 1,
-            "overhead_median": statistics.median(f / b for b, f in pairs) - 1,
-            "pairs": len(pairs),
-        }
-        result.verified = True
-
-    workers = min(setting.workers)
-    kinds = [
-        (f"penstock.feed(DataLoader), {count} workers", lambda s, setting, _, n=count: data_loader(s, n, pin=False))
-        for count in (0, workers)
-    ]
-    name = f"{samples.name}: feed beside the bare DataLoader"
-    return [attempt(name, Contender(kind, make, **OURS), setting, measure) for kind, make in kinds]
-
-
-def _epoch(batches: Any, samples: Samples, setting: Setting) -> float:
-    """Seconds of an epoch, in which every sample must come. The last batch's bytes are compared outside the clock."""
-    setting.synchronize()
-    begin = time.perf_counter()
-    count = 0
-    for x, number in batches:  # noqa: B007
-        count += len(x)
-    setting.synchronize()
-    seconds = time.perf_counter() - begin
-    if count != len(samples):
-        raise WrongBytes(f"{count} samples came instead of {len(samples)}")
-    if not torch.equal(x.cpu(), samples.x[number.cpu()]):
-        raise WrongBytes("the last batch holds other samples than it says")
-    return seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from .data import Samples, verify
 from .feeding import rate
-from .loaders import Moved, Unmoved
-from .setting import Contender, Result, Setting, attempt, opened
+from .loaders import Fed, Moved, Unmoved, loader_of
+from .setting import OURS, Contender, Result, Setting, attempt, opened
 
 
 class Compressed(Dataset):
@@ -34,18 +34,6 @@ class Compressed(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         data = bytearray(zlib.decompress(self.packed[index]))
         return torch.frombuffer(data, dtype=torch.uint8).view(self.shape), self.numbers[index]
-
-
-class Fed:
-    """penstock.feed around a loader, whose own workers make the batches."""
-
-    def __init__(self, loader: DataLoader, samples: Samples, setting: Setting):
-        import penstock
-
-        self.feed = penstock.feed(loader, device=setting.device, native=False)
-
-    def __iter__(self) -> Iterator:
-        yield from self.feed
 
 
 def compare(samples: Samples, setting: Setting) -> list[Result]:
@@ -64,16 +52,12 @@ def _each(
     name: str, dataset: Any, workers: int, samples: Samples, setting: Setting, reference: torch.Tensor
 ) -> list[Result]:
     def loader(pin: bool) -> DataLoader:
-        return DataLoader(
-            dataset, samples.batch_size, True, num_workers=workers, pin_memory=pin, persistent_workers=True
-        )
+        return loader_of(dataset, samples.batch_size, workers, pin)
 
     contenders = [
         Contender("DataLoader", lambda s, setting, _: Moved(loader(setting.on_gpu), s, setting)),
         Contender("DataLoader, left on the host", lambda s, setting, _: Unmoved(loader(False), s), ceiling=True),
-        Contender(
-            "penstock.feed", lambda s, setting, _: Fed(loader(False), s, setting), needs=("penstock",), ours=True
-        ),
+        Contender("penstock.feed", lambda s, setting, _: Fed(loader(False), s, setting, native=False), **OURS),
     ]
     return [attempt(name, contender, setting, _measure_with(samples, setting, reference)) for contender in contenders]
 
@@ -88,11 +72,7 @@ def _measure_with(samples: Samples, setting: Setting, reference: torch.Tensor) -
             verify(batches, samples, reference, setting)
             result.verified = True
             per_second = rate(batches, setting, 2 * setting.seconds)
-            result.figures = {
-                "samples_per_second": per_second,
-                "stored_gbps": per_second * samples.sample_bytes / 1e9,
-                "first_epoch_samples_per_second": count / first,
-            }
+            result.figures = samples.figures(per_second) | {"first_epoch_samples_per_second": count / first}
             if isinstance(batches, Fed):
                 result.figures["limited_by"] = batches.feed.stats().limited_by
                 result.figures["described"] = batches.feed.describe()
