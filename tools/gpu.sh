@@ -60,7 +60,6 @@ case "${1:-}" in
     echo "C++ tests after $SECONDS s"
     wait $python || status=1
     python3 -B tests/gpu/doctor_museum.py --penstock build/release/penstock || status=1
-    python3 -B tests/gpu/doctor_compiled.py --penstock build/release/penstock || status=1
     echo "the doctor's museum after $SECONDS s"
     # Suites name the device that a test runs on in front or at the end. With one GPU, or two without a link, tests of
     # several cannot run.

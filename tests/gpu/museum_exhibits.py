@@ -330,6 +330,7 @@ for _ in range(60):
         fix=(("hidden.cpu() + 1", "hidden + 1"),),
         may_come_later="the copy to the host takes as long",
     ),
+    Exhibit("C++: the same batch again", "pinned", "same-data-again", native=True, fix=(("pinned", "no_synchronize"),)),
     Exhibit("C++: 64 small copies", "small", "small-copies", native=True, fix=(("small", "one_copy"),)),
     Exhibit(
         "C++: copies on the default stream, kernels on a blocking one",
