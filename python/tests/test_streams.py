@@ -334,7 +334,7 @@ def test_pin_memory_that_returns_nothing_is_explained():
         def pin_memory(self):
             pass
 
-    with pytest.raises(TypeError, match="return self"):
+    with pytest.raises(TypeError, match=r"Forgetful\.pin_memory\(\) returned None.*return self"):
         penstock.to_device(Forgetful(), "cuda:0")
 
 
