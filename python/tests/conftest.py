@@ -7,6 +7,7 @@ import tempfile
 import numpy as np
 import pytest
 
+from penstock import _core
 from penstock._feed import workers as _worker_feed
 from support import HAS_GPU, gpu
 
@@ -43,6 +44,14 @@ def device(request) -> str:
 @pytest.fixture
 def random() -> np.random.Generator:
     return np.random.default_rng()
+
+
+@pytest.fixture(params=[True, False], ids=["exchange", "no exchange"])
+def exchange_api(request):
+    """Whether PyTorch's tensors are exchanged by its table of functions, if it has one."""
+    _core.use_exchange_api(request.param)
+    yield
+    _core.use_exchange_api(True)
 
 
 @pytest.fixture

@@ -57,6 +57,13 @@ def folder() -> tempfile.TemporaryDirectory:
     return made
 
 
+def library_path() -> str:
+    """LD_LIBRARY_PATH of programs over the fake driver. Skips the test if it was not built."""
+    if not LIBRARY:
+        pytest.skip("PENSTOCK_FAKE_DRIVER is not set")
+    return folder().name
+
+
 def over_the_fake_driver(test=None, *, torch=False):
     """Runs the test in another process. With `torch`, PyTorch's stand-in is imported there."""
     if test is None:
@@ -64,8 +71,7 @@ def over_the_fake_driver(test=None, *, torch=False):
 
     @functools.wraps(test)
     def run(**arguments):
-        if not LIBRARY:
-            pytest.skip("PENSTOCK_FAKE_DRIVER is not set")
+        library_path()
         _worker(torch).run(test.__module__, test.__name__, arguments)
 
     return run
@@ -79,7 +85,7 @@ class Worker:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, torch), daemon=True)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("LD_LIBRARY_PATH", folder().name)
+            patch.setenv("LD_LIBRARY_PATH", library_path())
             self._process.start()
         theirs.close()
 

@@ -3,12 +3,14 @@
 import json
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 
+ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "4"))
 # A process of these tests that does not end by then hangs.
 PATIENCE_S = 600
 
@@ -70,6 +72,25 @@ def answers(processes, tmp_path, patience=PATIENCE_S):
         for process in processes:
             process.kill()
     return [json.loads((tmp_path / f"answer{rank}").read_text()) for rank in range(len(processes))]
+
+
+def run_in_time(made, run, tmp_path):
+    """What the processes say that `run` starts with so many seconds of patience in a folder, and these seconds. On a
+    busy machine they may need longer to come together: the first then says that the fact `made` is false."""
+    for seconds in 1, 4, 16:
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        said = run(f"SECONDS = {seconds}\n", folder)
+        if said[0][made]:
+            break
+    return *said, seconds
+
+
+def kill_in_turn(body, ranks, printed, within_s, tmp_path):
+    """In several rounds, kills one of the processes."""
+    chance = random.Random(3)
+    for turn in range(ROUNDS):
+        kill_one(body, ranks, printed, chance, within_s, tmp_path / str(turn))
 
 
 def kill_one(body, ranks, printed, chance, within_s, folder):

@@ -3,6 +3,8 @@
 import collections.abc
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -99,6 +101,17 @@ def forgotten(path) -> bool:
         except OSError:
             pass
     return False
+
+
+def run_program(text, *arguments, **environment) -> subprocess.CompletedProcess:
+    """What came of a program of Python, whose variables of the environment are these besides."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", text, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | environment)
+
+
+def run_command(*arguments) -> subprocess.CompletedProcess:
+    """What came of this package's command, without the program that an installed package has."""
+    return run_program("import sys, penstock._command as command; sys.exit(command.main())", *arguments)
 
 
 def run_in_threads(work, each) -> None:

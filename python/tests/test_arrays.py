@@ -1,13 +1,7 @@
 """Arrays on a GPU without PyTorch: on a real GPU if there is one, otherwise over the tests' fake driver."""
 
-import os
-import subprocess
-import sys
-
-import pytest
-
 import fake_driver
-from support import HAS_GPU
+from support import HAS_GPU, run_program
 
 PROGRAM = """
 import sys
@@ -63,10 +57,5 @@ print("done")
 
 
 def test_arrays_without_pytorch():
-    environment = dict(os.environ)
-    if not HAS_GPU:
-        if not fake_driver.LIBRARY:
-            pytest.skip("no GPU, and PENSTOCK_FAKE_DRIVER is not set")
-        environment["LD_LIBRARY_PATH"] = fake_driver.folder().name
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600, env=environment)
+    done = run_program(PROGRAM, **({} if HAS_GPU else {"LD_LIBRARY_PATH": fake_driver.library_path()}))
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

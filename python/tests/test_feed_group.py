@@ -76,7 +76,7 @@ def test_batches_and_random_states_are_the_loaders(group, name):
 
     batches, states = native_tests.epochs_of(make, natively)
     ordinary, theirs = native_tests.epochs_of(make, lambda loader: penstock.feed(loader, "host", native=False))
-    native_tests.same(batches, ordinary)
+    assert same(batches, ordinary)
     assert all(map(torch.equal, states, theirs))
 
 
@@ -85,9 +85,7 @@ def test_what_is_no_row_is_made_in_the_ordinary_way(group, name):
     loader = DataLoader(TensorDataset(*native_tests.tensors()), batch_size=3, sampler=native_tests.ODD[name])
     ours = native_tests.outcomes(OfOne(penstock.feed(loader, group=group)))
     theirs = native_tests.outcomes(penstock.feed(loader, "host", native=False))
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        native_tests.same([a], [b]) if isinstance(b, list) else (a == b) or pytest.fail(f"{a} instead of {b}")
+    assert same(ours, theirs)
 
 
 def test_a_dict_of_tensors_is_a_dict_on_each_device(group):
@@ -181,7 +179,7 @@ def test_signals_lose_no_batch():
     group = ["host:14,link=0.01,peer=1", "host:15,link=0.01,peer=1"]
     fed = penstock.feed(DataLoader(TensorDataset(x), batch_size=4, sampler=native_tests.Slow(40)), group=group)
     got, count, _ = taken_amid_alarms(fed, copied)
-    native_tests.same(got, [[rows] for rows in x.split(4)])
+    assert same(got, [[rows] for rows in x.split(4)])
     assert count > 0
     assert fed.stats().batches == 10, "all of them were gathered natively"
 

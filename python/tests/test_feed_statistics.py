@@ -229,15 +229,21 @@ def step(stream, word):
     driver.fill(stream, word, 1, 4)
 
 
+def fed_on_a_gpu(batches, device="cuda:0"):
+    """The account of 12 batches, once the device has done its part."""
+    with stand_in_torch.current(driver.stream()) as stream:
+        fed = penstock.feed(batches, device)
+        assert len(list(fed)) == 12
+        driver.synchronize(stream)
+    return fed.stats()
+
+
 @over_the_fake_driver_with_torch
 @undisturbed
 def test_on_a_gpu_a_slow_loader_sets_the_pace():
-    with stand_in_torch.current(driver.stream()) as stream:
-        fed = penstock.feed(slowly(arrays(12)), warmed("cuda:0"))
-        assert len(list(fed)) == 12
-        driver.synchronize(stream)
-    check(fed.stats(), 12)
-    assert fed.stats().limited_by == "loader"
+    statistics = fed_on_a_gpu(slowly(arrays(12)), warmed("cuda:0"))
+    check(statistics, 12)
+    assert statistics.limited_by == "loader"
 
 
 @over_the_fake_driver_with_torch
@@ -261,11 +267,7 @@ def test_on_a_gpu_the_step_is_what_its_stream_does():
 def test_on_a_gpu_slow_copies_set_the_pace():
     warmed("cuda:0")
     driver.delay_work("cuMemcpyHtoDAsync", round(STEP_S * 1e9))
-    with stand_in_torch.current(driver.stream()) as stream:
-        fed = penstock.feed(arrays(12), "cuda:0")
-        assert len(list(fed)) == 12
-        driver.synchronize(stream)
-    statistics = fed.stats()
+    statistics = fed_on_a_gpu(arrays(12))
     check(statistics, 12)
     assert statistics.limited_by == "link" and statistics.transfer_seconds >= 0.9 * 12 * STEP_S
 
@@ -276,41 +278,16 @@ class PinsItself:
         return self
 
 
-def pinned_by_pytorch():
-    """Tensors that are large enough for PyTorch to pin them, and the function that does."""
-    pin = stand_in_torch.Tensor.pin_memory
-
-    def slowly_pinned(tensor):
-        time.sleep(STEP_S)
-        return pin(tensor)
-
-    tensors = [stand_in_torch.from_numpy(array.reshape(-1)) for array in arrays(12, 1 << 18)]
-    return tensors, slowly_pinned
-
-
+@pytest.mark.parametrize("who", ["PyTorch", "the batches"])
 @over_the_fake_driver_with_torch
 @undisturbed
-def test_on_a_gpu_what_pytorch_pins_slowly_is_named_pin():
-    tensors, slowly_pinned = pinned_by_pytorch()
-    with pytest.MonkeyPatch.context() as patch, stand_in_torch.current(driver.stream()) as stream:
-        patch.setattr(stand_in_torch.Tensor, "pin_memory", slowly_pinned)
-        fed = penstock.feed(tensors, "cuda:0")
-        assert len(list(fed)) == 12
-        driver.synchronize(stream)
-    check_that_it_pins(fed.stats())
-
-
-@over_the_fake_driver_with_torch
-@undisturbed
-def test_on_a_gpu_batches_that_pin_themselves_slowly_are_named_pin():
-    with stand_in_torch.current(driver.stream()) as stream:
-        fed = penstock.feed([(array, PinsItself()) for array in arrays(12)], warmed("cuda:0"))
-        assert len(list(fed)) == 12
-        driver.synchronize(stream)
-    check_that_it_pins(fed.stats())
-
-
-def check_that_it_pins(statistics):
+def test_on_a_gpu_batches_that_are_pinned_slowly_are_named_pin(who):
+    pin, batches = stand_in_torch.Tensor.pin_memory, [(array, PinsItself()) for array in arrays(12)]
+    if who == "PyTorch":  # which pins tensors that are large enough
+        batches = [stand_in_torch.from_numpy(array.reshape(-1)) for array in arrays(12, 1 << 18)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stand_in_torch.Tensor, "pin_memory", lambda tensor: (time.sleep(STEP_S), pin(tensor))[1])
+        statistics = fed_on_a_gpu(batches, warmed("cuda:0"))
     assert statistics.limited_by == "pin" and statistics.sentence().startswith("Pinning batches sets the pace: ")
     assert 12 * STEP_S <= statistics.send_pin_seconds <= statistics.send_seconds
     assert "    pin while sending" in str(statistics) and statistics.pin_seconds == 0

@@ -1,6 +1,5 @@
 """Arrays of other libraries, types of ml_dtypes, arrays that carry more than numbers, and NumPy's absence."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 import penstock
 from dlpack import Foreign
 from penstock import _core, _errors
-from support import is_gpu, same
+from support import is_gpu, run_program, same
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -212,4 +211,5 @@ refused(lambda: penstock.to_device([Foreign()], "host"))
 
 
 def test_without_numpy():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY], check=True, timeout=120)
+    done = run_program(WITHOUT_NUMPY)
+    assert done.returncode == 0, done.stderr

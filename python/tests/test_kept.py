@@ -7,13 +7,12 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import penstock
+from support import run_command
 
 KEPT = pathlib.Path(__file__).parent / "kept"
 CORPUS = pathlib.Path(__file__).resolve().parents[2] / "fuzz" / "corpus"
@@ -36,11 +35,6 @@ def make_loader(kind):
 
 def samples_of(batches):
     return [int(sample) for batch in batches for sample in (batch[0] if isinstance(batch, list) else batch)]
-
-
-def run_command(*arguments):
-    program = "import sys, penstock._command as command; sys.exit(command.main())"
-    return subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True)
 
 
 def write(kept):

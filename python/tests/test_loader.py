@@ -3,11 +3,9 @@ import dataclasses
 import gc
 import json
 import mmap
-import os
 import pickle
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import weakref
@@ -20,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 import penstock
 from interrupts import CtrlC, alarms, taken_amid_alarms
 from penstock import Tuning, _core
-from support import place
+from support import place, run_program
 
 
 @pytest.fixture
@@ -732,12 +730,22 @@ except KeyboardInterrupt:
 """
 
 EXIT_IN_MID_EPOCH = """
-import numpy, penstock, sys
+import numpy, penstock, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
 loader = penstock.Loader(numpy.zeros((1000, 100000), numpy.uint8), 50, device="host")
 iterator = iter(loader)
 kept = next(iterator), next(iterator)
 fed = iter(penstock.feed((numpy.full(10**6, i, float) for i in range(100)), "host"))
 also = next(fed)
+native = iter(penstock.feed(DataLoader(TensorDataset(torch.arange(100)), 2, shuffle=True), "host"))
+more = next(native), next(native)
+class Sampler:
+    def __iter__(self):
+        yield 0
+        yield 1
+        raise ValueError("never seen")
+drawn = iter(penstock.Loader(torch.arange(5), sampler=Sampler(), device="host"))
+assert next(drawn).tolist() == [0]
 sys.exit(7)
 """
 
@@ -828,8 +836,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize(("program", "status"), PROGRAMS.values(), ids=PROGRAMS)
 def test_programs(program, status):
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=dict(os.environ))
+    done = run_program(program)
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
 
 

@@ -5,8 +5,6 @@ import pathlib
 import pickle
 import re
 import resource
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import torch
 
 import penstock
 import safetensors_files
+from support import run_program
 
 ROWS = 7
 X = np.arange(3 * ROWS, dtype=np.uint8).reshape(ROWS, 3)
@@ -459,7 +458,7 @@ def test_numpy_may_be_missing(tmp_path):
 import sys
 sys.modules["numpy"] = None
 import penstock
-for data in ([[1, 2], [3, 4]], "x.npy", bytearray(8)):
+for data in ([[1, 2], [3, 4]], sys.argv[1], bytearray(8)):
     try:
         penstock.Loader(data, 2, device="host")
     except penstock.Unsupported as error:
@@ -472,5 +471,5 @@ assert [len(x) for x, _ in loader] == [2, 1]
 assert loader.dataset[1][0].tolist() == [2, 3]
 """
     np.save(tmp_path / "x.npy", X)
-    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    ran = run_program(program, tmp_path / "x.npy")
     assert ran.returncode == 0, ran.stderr

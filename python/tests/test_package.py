@@ -13,6 +13,7 @@ import sysconfig
 import pytest
 
 import penstock
+from support import run_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -62,9 +63,9 @@ def test_warnings_go_to_pythons_logging(tmp_path):
     command = pathlib.Path(sysconfig.get_path("scripts"), "penstock")
     if not command.exists():
         pytest.skip("the command is not installed beside this Python")
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
     options = ["--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2"]
-    subprocess.run([command, "link", *options], check=True, env=environment, capture_output=True)
+    subprocess.run([command, "link", *options], check=True, env=os.environ | environment, capture_output=True)
     (profile,) = (file for file in tmp_path.rglob("*") if file.is_file())
     profile.write_text(profile.read_text()[:100])
     program = (
@@ -72,7 +73,7 @@ def test_warnings_go_to_pythons_logging(tmp_path):
         "logging.basicConfig(format='%(name)s %(levelname)s %(message)s')\n"
         "penstock.to_device(numpy.arange(3), 'host')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=True, env=environment, capture_output=True, text=True)
+    done = run_program(program, **environment)
     assert done.stderr.startswith(f"penstock WARNING The link profile is ignored: {profile}"), done.stderr
 
 
@@ -81,7 +82,7 @@ def test_importing_opens_nothing():
         "import os, sys, penstock; print(len(os.listdir('/proc/self/task')), *map(sys.modules.get, ('torch', 'numpy')),"
         " 'libcuda' in open('/proc/self/maps').read())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_program(program)
     assert done.stdout.split() == ["1", "None", "None", "False"]
     assert pathlib.Path(penstock.__file__).name == "__init__.py"
 
@@ -89,7 +90,7 @@ def test_importing_opens_nothing():
 def test_importing_takes_few_modules():
     """165 of them take 0.1 s. Whoever needs more imports them where they are used."""
     program = "import sys; before = {*sys.modules}; import penstock; print(*{*sys.modules} - before)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_program(program)
     modules = done.stdout.split()
     assert "penstock._core" in modules and len(modules) <= 200, sorted(modules)
     assert not {name.partition(".")[0] for name in modules} & {"torch", "numpy", "asyncio"}

@@ -20,7 +20,7 @@ from penstock import _core
 from penstock._engines import engine_for
 from penstock._move import parking as _parking
 from penstock._move import parts as _parts
-from support import gpu, is_gpu, place, random_bytes, run_in_threads, same
+from support import gpu, is_gpu, place, random_bytes, run_in_threads, run_program, same
 from test_move import Tied
 
 # PyTorch before 2.12, or without CUDA, has no error for all that uses what is parked.
@@ -638,7 +638,7 @@ tensor = torch.rand(300, 300)
 state = penstock.park(tensor.to({device!r}) if {is_gpu(device)} else penstock.to_device(tensor, {device!r}))
 assert state.is_parked
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = run_program(program)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

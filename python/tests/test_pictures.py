@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 import tarfile
 import time
 
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from support import same
+from support import run_command, same
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
@@ -189,11 +187,8 @@ class TestSources:
             penstock.Loader(dataset)
 
     def test_the_command_feeds_and_verifies_a_folder(self, folder):
-        main = "import penstock._command; raise SystemExit(penstock._command.main())"
         options = ["--device", "host", "--batch", "4", "--epochs", "2", "--verify", "--json", "-"]
-        command = [sys.executable, "-c", main, "feed", folder, *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        figures = json.loads(done.stdout)
+        figures = json.loads(run_command("feed", folder, *options).stdout)
         count = len(penstock.Pictures(folder))
         assert figures["verified"] and figures["samples"] == 2 * count
         batch = next(iter(penstock.Loader(folder, count, device="host")))

@@ -1,9 +1,7 @@
 """Processes that need the same batches, one device each."""
 
 import functools
-import os
 import pickle
-import random
 import socket
 import textwrap
 
@@ -12,10 +10,8 @@ import pytest
 
 import fake_driver
 import penstock
-from ranks import answers, kill_one, program, run_program, start
+from ranks import answers, kill_in_turn, program, run_in_time, run_program, start
 from support import two_gpus
-
-ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "5"))
 
 DATA = """
 DATA = {
@@ -106,10 +102,7 @@ def test_ranks_whose_devices_do_not_reach_each_other_bring_whole_batches(tmp_pat
 
 
 def test_gpus_of_several_processes(tmp_path):
-    if not fake_driver.LIBRARY:
-        pytest.skip("PENSTOCK_FAKE_DRIVER is not set")
-    library = fake_driver.folder().name
-    for said in run_all(SAME_BATCHES, 2, tmp_path, "cuda:{rank}", LD_LIBRARY_PATH=library):
+    for said in run_all(SAME_BATCHES, 2, tmp_path, "cuda:{rank}", LD_LIBRARY_PATH=fake_driver.library_path()):
         assert said["good"]
         assert said["first"].startswith("1/2 of each batch")
 
@@ -125,12 +118,10 @@ fake.fake_cuda_set_first_gpu({first})
 @pytest.fixture
 def over_visible(tmp_path):
     """Runs a text in processes of which each sees `count` GPUs from number `first` on, as CUDA_VISIBLE_DEVICES says."""
-    if not fake_driver.LIBRARY:
-        pytest.skip("PENSTOCK_FAKE_DRIVER is not set")
 
     def run(text, ranks, device, count, first):
         visible = VISIBLE.format(count=count, first=first) + textwrap.dedent(text)
-        return run_all(visible, ranks, tmp_path, device, LD_LIBRARY_PATH=fake_driver.folder().name)
+        return run_all(visible, ranks, tmp_path, device, LD_LIBRARY_PATH=fake_driver.library_path())
 
     return run
 
@@ -249,9 +240,7 @@ def test_a_killed_rank_is_named_and_nothing_is_left(ranks, device, tmp_path):
     loader.close()
     answer(right=bool(right), said=said)
     """
-    chance = random.Random(3)
-    for turn in range(ROUNDS):
-        kill_one(body(text, device), ranks, "started", chance, 0.3, tmp_path / str(turn))
+    kill_in_turn(body(text, device), ranks, "started", 0.3, tmp_path)
 
 
 def test_a_rank_that_does_not_come_is_named_after_the_timeout(tmp_path):
@@ -290,12 +279,11 @@ def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(device, t
     wait_for("said")
     answer(made=made, said=said, pid=os.getpid())
     """
-    for seconds in 1, 4, 16:  # on a busy machine they may need longer to come together
-        folder = tmp_path / str(seconds)
-        folder.mkdir()
-        first, second = run_all(f"SECONDS = {seconds}\n" + textwrap.dedent(text), 2, folder, device, patience=120)
-        if first["made"]:
-            break
+
+    def run(head, folder):
+        return run_all(head + textwrap.dedent(text), 2, folder, device, patience=120)
+
+    first, second, seconds = run_in_time("made", run, tmp_path)
     wanted = f"within {seconds} s: rank 1 of the group (PID {second['pid']}) lives, and has not done its part"
     assert wanted in first["said"]
 
@@ -556,10 +544,7 @@ def test_a_killed_rank_of_a_feed_is_named_and_nothing_is_left(ranks, device, tmp
         said = str(error)
     answer(right=bool(right), said=said)
     """
-    chance = random.Random(4)
-    for turn in range(ROUNDS):
-        whole = body(FED, device) + textwrap.dedent(text)
-        kill_one(whole, ranks, "got one", chance, 0.3, tmp_path / str(turn))
+    kill_in_turn(body(FED, device) + textwrap.dedent(text), ranks, "got one", 0.3, tmp_path)
 
 
 def test_what_a_feed_of_processes_cannot_gather_is_refused(monkeypatch):

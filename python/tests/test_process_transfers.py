@@ -1,8 +1,6 @@
 """to_device and load_safetensors in several processes, one device each."""
 
 import functools
-import os
-import random
 import textwrap
 
 import numpy as np
@@ -10,10 +8,8 @@ import pytest
 
 import fake_driver
 import penstock
-from ranks import kill_one, program, run_program
+from ranks import kill_in_turn, program, run_in_time, run_program
 from support import two_gpus
-
-ROUNDS = int(os.environ.get("PENSTOCK_ROUNDS", "3"))
 
 HELPERS = """
 def on_host(tree):
@@ -114,16 +110,13 @@ def test_all_ranks_get_the_tree(ranks, device, tmp_path):
 
 
 def test_gpus_of_several_processes(tmp_path):
-    if not fake_driver.LIBRARY:
-        pytest.skip("PENSTOCK_FAKE_DRIVER is not set")
-    library = fake_driver.folder().name
     text = """
     group = penstock.ProcessGroup()
     tree = {"a": random_bytes(1, 9 << 20), "b": [random_bytes(2, 3 << 20).view(np.int16), np.arange(5.0)]}
     good = [same(penstock.to_host(send(tree, group)), tree) for _ in range(3)]
     answer(good=[bool(each) for each in good])
     """
-    for said in run_all(text, 2, tmp_path, "cuda:{rank}", LD_LIBRARY_PATH=library):
+    for said in run_all(text, 2, tmp_path, "cuda:{rank}", LD_LIBRARY_PATH=fake_driver.library_path()):
         assert said["good"] == [True] * 3
 
 
@@ -183,9 +176,7 @@ def test_a_killed_rank_is_named(ranks, device, tmp_path):
         said = str(error)
     answer(right=bool(right), said=said, calls=calls)
     """
-    chance = random.Random(5)
-    for turn in range(ROUNDS):
-        kill_one(body(text, device), ranks, "sent", chance, 0.2, tmp_path / str(turn))
+    kill_in_turn(body(text, device), ranks, "sent", 0.2, tmp_path)
 
 
 @KILLED
@@ -204,10 +195,7 @@ def test_a_rank_that_is_killed_as_weights_are_loaded_is_named(ranks, device, tmp
     weights = np.random.default_rng(1).integers(0, 256, 24 << 20, np.uint8)
     file = tmp_path / "file.safetensors"
     penstock.save_safetensors({"large": weights, "small": weights[:5000].copy()}, file)
-    chance = random.Random(6)
-    for turn in range(ROUNDS):
-        whole = f"FILE = {str(file)!r}\n" + body(text, device)
-        kill_one(whole, ranks, "loaded", chance, 0.2, tmp_path / str(turn))
+    kill_in_turn(f"FILE = {str(file)!r}\n" + body(text, device), ranks, "loaded", 0.2, tmp_path)
 
 
 def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(tmp_path):
@@ -228,12 +216,11 @@ def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(tmp_path)
     wait_for("said")
     answer(sent=sent, said=said)
     """
-    for seconds in 1, 4, 16:  # on a busy machine they may need longer to come together
-        folder = tmp_path / str(seconds)
-        folder.mkdir()
-        first, _ = run_all(f"SECONDS = {seconds}\n" + textwrap.dedent(text), 2, folder, patience=120)
-        if first["sent"]:
-            break
+
+    def run(head, folder):
+        return run_all(head + textwrap.dedent(text), 2, folder, patience=120)
+
+    first, _, seconds = run_in_time("sent", run, tmp_path)
     assert f"Rank 1 of the group has not followed the others within {seconds} s" in first["said"]
 
 

@@ -3,10 +3,7 @@
 import copy
 import itertools
 import json
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import penstock
+from support import run_program
 
 COUNT = 97
 DATA = TensorDataset(torch.arange(COUNT))
@@ -305,7 +303,7 @@ other = penstock.Sampler(6, shuffle=True, rank=1, world_size=2)
 print(sorted(list(sampler) + list(other)), sampler.state_dict()["epoch"])
 print({"torch", "numpy"} & set(sys.modules))
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, timeout=600)
+    run = run_program(program)
     assert (run.returncode, run.stdout, run.stderr) == (0, "[0, 1, 2, 3, 4, 5] 0\nset()\n", "")
 
 

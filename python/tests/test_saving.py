@@ -18,7 +18,7 @@ import penstock
 import safetensors_files as files
 from penstock import _core
 from penstock._move import saving as _saving
-from support import place, run_in_threads
+from support import place, run_in_threads, run_program
 
 TORCH_TYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
@@ -397,7 +397,7 @@ def test_a_crash_amid_the_write_leaves_the_old_file(path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))\n"
         "penstock.save_safetensors({'a': numpy.ones(2_000_000, 'u1')}, sys.argv[1])\n"
     )
-    assert subprocess.run([sys.executable, "-c", program, path]).returncode == -signal.SIGXFSZ
+    assert run_program(program, path).returncode == -signal.SIGXFSZ
     assert files.content(path)[0] == expected({"a": torch.zeros(3)})
     assert os.listdir(path.parent) == [path.name]
 
@@ -487,7 +487,7 @@ def test_a_program_that_ends_waits_for_its_file(path):
         "import numpy, penstock, sys\n"
         "penstock.save_safetensors({'a': numpy.ones(20_000_000, 'u1')}, sys.argv[1], wait=False)\n"
     )
-    subprocess.run([sys.executable, "-c", program, path], check=True)
+    run_program(program, path).check_returncode()
     assert files.content(path)[0]["a"] == ("U8", (20_000_000,), b"\1" * 20_000_000)
 
 

@@ -7,7 +7,17 @@ import pytest
 
 import penstock
 import stand_in_torch
-from fake_driver import ENDLESS, LARGE, LATE_NS, SMALL, driver, over_the_fake_driver, random_bytes, wait_until_idle
+from fake_driver import (
+    ENDLESS,
+    LARGE,
+    LATE_NS,
+    SIZES,
+    SMALL,
+    driver,
+    over_the_fake_driver,
+    random_bytes,
+    wait_until_idle,
+)
 from penstock import _core
 from penstock._engines import engine_for, group_for
 from penstock._feed import workers as _worker_feed
@@ -44,6 +54,10 @@ class Filled:
         if locked:
             self.lock()
         self.begin()
+
+    @property
+    def engines(self):
+        return [self.engine]
 
     def lock(self):
         """Has the slot locked, as it is once a batch in it is gone. The next one has the same bytes."""
@@ -87,7 +101,8 @@ class Filled:
         deadline = time.monotonic() + PATIENCE_S
         while (memory := self.slots.claim(0)) is None:
             assert time.monotonic() < deadline, "the slot is not free"
-            self.engine.in_flight()
+            for engine in self.engines:
+                engine.in_flight()
         memory[:] = bytes(len(memory))
 
 
@@ -104,9 +119,6 @@ class Object:
             *(ctypes.c_size_t(self.array.shape[0]), ctypes.c_void_p(self.stream)),
         )
         return self.moved
-
-
-SIZES = pytest.mark.parametrize("count", [SMALL, LARGE])
 
 
 @SIZES
@@ -152,23 +164,29 @@ def test_a_slot_travels_as_one(count):
 
 
 @SIZES
-@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("then", ["lands", "is dropped", "the engine closes"])
 @pytest.mark.parametrize("others", [True, False])
 @over_the_fake_driver_with_torch
-def test_a_slot_stays_taken_until_what_moved_itself_has_moved(count, lands, others):
+def test_a_slot_stays_taken_until_what_moved_itself_has_moved(count, then, others):
     filled = Filled(count)
-    driver.delay_work("cuMemcpyHtoDAsync", LATE_NS)
+    if then == "the engine closes":
+        filled.engine = _core.Engine("cuda:0")
+        filled.begin()
+    driver.delay_copies()
     stream = driver.stream()
     with stand_in_torch.current(stream):
         batch = [Object(filled.array(0), stream)] + [filled.array(1)] * others
         flight = filled.send(batch)
         moved = batch[0].moved
         del batch
-        if lands:
+        if then != "is dropped":
             filled.land(flight)
         del flight
         filled.let_go()
-        assert filled.slots.claim(0) is None
+        if then == "the engine closes":
+            filled.engine.close()
+        else:
+            assert filled.slots.claim(0) is None
         filled.overwrite_when_free()
     assert driver.read(stream, moved, count).bytes() == filled.bytes(0)
 
@@ -211,25 +229,6 @@ def test_a_slot_that_is_not_locked_is_copied_first(count):
         (tensor,) = filled.land(flight)
         filled.overwrite_when_free()
         assert driver.read(stream, tensor.address, count).bytes() == filled.bytes(0)
-
-
-@pytest.mark.parametrize("others", [True, False])
-@over_the_fake_driver_with_torch
-def test_an_engine_that_closes_waits_for_slots(others):
-    filled = Filled(LARGE)
-    filled.engine = _core.Engine("cuda:0")
-    filled.begin()
-    driver.delay_copies()
-    stream = driver.stream()
-    with stand_in_torch.current(stream):
-        batch = [Object(filled.array(0), stream)] + [filled.array(1)] * others
-        filled.land(filled.send(batch))
-        moved = batch[0].moved
-        del batch
-        filled.let_go()
-        filled.engine.close()
-        filled.overwrite_when_free()
-        assert driver.read(stream, moved, LARGE).bytes() == filled.bytes(0)
 
 
 def put(pool, number, content):
@@ -310,9 +309,9 @@ class FilledForAll(Filled):
 
     most_bytes = 3 * ENDLESS
 
-    def __init__(self, count, locked=True):
-        super().__init__(count, locked)
-        self.engines = [engine_for(spec) for spec in GPUS]
+    @property
+    def engines(self):
+        return [engine_for(spec) for spec in GPUS]
 
     def array(self, number):
         return self.slot.array(False, number * self.second, 1, 8, [self.count], [1])
@@ -321,14 +320,6 @@ class FilledForAll(Filled):
         expand = [expander_for(engine) for engine in self.engines]
         place = _core.Destination.group(group_for(self.engines), relays=False)
         return self._iteration.send(place, batch, expand, False, self.slot)
-
-    def overwrite_when_free(self):
-        deadline = time.monotonic() + PATIENCE_S
-        while (memory := self.slots.claim(0)) is None:
-            assert time.monotonic() < deadline, "the slot is not free"
-            for engine in self.engines:
-                engine.in_flight()
-        memory[:] = bytes(len(memory))
 
 
 @SIZES

@@ -181,34 +181,22 @@ def test_memory_that_a_transfer_still_writes_is_not_used_again(fails):
     assert [back.tobytes() for back in penstock.to_host(arrays)] == [array.tobytes() for array in sent]
 
 
+@pytest.mark.parametrize("count", [ENDLESS, SMALL])
 @over_the_fake_driver
-def test_sources_are_kept_while_they_are_read():
-    engine = engine_for("cuda:0")
-    memory = mmap.mmap(-1, ENDLESS)
+def test_sources_are_kept_while_they_are_read(count):
+    """Also a small one that travels with a large one."""
+    engine, large = engine_for("cuda:0"), random_bytes(ENDLESS)
+    memory = mmap.mmap(-1, count)
     source, owner = np.frombuffer(memory, np.uint8), weakref.ref(memory)
     driver.delay_copies(4 * LATE_NS)
-    array = send_to(engine, source).land()
+    arrays = send_to(engine, [source] if count == ENDLESS else [source, large]).land()
     del source, memory
     assert engine.in_flight() == 1 and owner() is not None
     driver.delay_copies(0)
     wait_until_idle(engine)
     assert owner() is None
-    assert penstock.to_host(array).tobytes() == bytes(ENDLESS)
-
-
-@over_the_fake_driver
-def test_a_small_source_that_travels_with_a_large_one_is_kept():
-    engine, large = engine_for("cuda:0"), random_bytes(ENDLESS)
-    memory = mmap.mmap(-1, SMALL)
-    small, owner = np.frombuffer(memory, np.uint8), weakref.ref(memory)
-    driver.delay_copies(4 * LATE_NS)
-    arrays = send_to(engine, [large, small]).land()
-    del small, memory
-    assert owner() is not None
-    driver.delay_copies(0)
-    wait_until_idle(engine)
-    assert owner() is None
-    assert [back.tobytes() for back in penstock.to_host(arrays)] == [large.tobytes(), bytes(SMALL)]
+    sent = [bytes(count), large.tobytes()][: len(arrays)]
+    assert [back.tobytes() for back in penstock.to_host(arrays)] == sent
 
 
 @over_the_fake_driver
@@ -265,30 +253,21 @@ def test_a_capsule_that_was_taken_leaves_the_memory_to_its_taker(version):
 
 
 @GATHERS
-@pytest.mark.parametrize("stream", ["own", None])
+@pytest.mark.parametrize("consumer", ["a stream", "the default stream", "dlpack", "cuda_array_interface", "to_host"])
 @over_the_fake_driver
-def test_a_stream_that_takes_a_loaders_batch_waits_for_it(gather, stream):
+def test_a_loaders_batch_is_there_for_its_consumer(gather, consumer):
+    """For a stream that takes it, and for those who order nothing."""
     samples = random_bytes(64 * 1000).reshape(64, 1000)
     driver.delay_copies()
     loader = penstock.Loader(samples, 64, device="cuda:0", tuning=penstock.Tuning(gather=gather))
     batch = next(iter(loader))
-    on = driver.stream() if stream == "own" else 0
-    taken = take(batch, on or None)
-    assert driver.read(on, taken.address, samples.size).bytes() == samples.tobytes()
-
-
-@GATHERS
-@pytest.mark.parametrize("protocol", ["dlpack", "cuda_array_interface", "to_host"])
-@over_the_fake_driver
-def test_a_loaders_batch_is_there_for_who_orders_nothing(gather, protocol):
-    samples = random_bytes(64 * 1000).reshape(64, 1000)
-    driver.delay_copies()
-    loader = penstock.Loader(samples, 64, device="cuda:0", tuning=penstock.Tuning(gather=gather))
-    batch = next(iter(loader))
-    if protocol == "to_host":
+    if consumer == "to_host":
         assert penstock.to_host(batch).tobytes() == samples.tobytes()
         return
-    assert driver.read(driver.stream(), address_by(protocol, batch), samples.size).bytes() == samples.tobytes()
+    stream = 0 if consumer == "the default stream" else driver.stream()
+    taken = take(batch, stream or None) if "stream" in consumer else None
+    address = taken.address if taken else address_by(consumer, batch)
+    assert driver.read(stream, address, samples.size).bytes() == samples.tobytes()
 
 
 @GATHERS

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import penstock
-from penstock import _core
 from support import gpu, is_gpu, random_bytes, run_in_threads, same
 
 SIZES = [0, 1, 1000, (64 << 10) + 3, (256 << 10) + 1, 9 << 20]
@@ -278,14 +277,9 @@ def test_out_from_several_threads(device, random):
     assert not failures
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-def test_out_without_the_exchange_api(device, random, exchange):
+def test_out_without_the_exchange_api(device, random, exchange_api):
     tree = a_nest(random)
-    _core.use_exchange_api(exchange)
-    try:
-        assert same(penstock.to_host(penstock.to_device(tree, device), out=like(tree)), tree)
-    finally:
-        _core.use_exchange_api(True)
+    assert same(penstock.to_host(penstock.to_device(tree, device), out=like(tree)), tree)
 
 
 @pytest.mark.skipif(penstock.devices()[0].backend == "cuda", reason="a GPU")

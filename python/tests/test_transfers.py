@@ -382,25 +382,12 @@ def test_results_outlive_everything_else(device):
     assert all(same(tensor, torch.full((1000,), float(i))) for i, tensor in enumerate(kept))
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-def test_without_the_exchange_api_results_are_the_same(device, exchange):
+def test_without_the_exchange_api_results_are_the_same(device, exchange_api):
     tree = {"a": torch.rand(3, 4), "b": [torch.rand(2).bfloat16(), torch.rand(300_000), torch.rand(3, 4).t()]}
-    _core.use_exchange_api(exchange)
-    try:
-        sent = penstock.to_device(tree, device)
-        assert same(sent, tree)
-        assert sent["b"][2].stride() == (1, 4)
-    finally:
-        _core.use_exchange_api(True)
-
-
-@pytest.mark.parametrize("exchange", [True, False])
-def test_tensors_that_pytorch_cannot_describe_are_its_own_to_copy(exchange):
-    _core.use_exchange_api(exchange)
-    try:
-        assert penstock.to_device(torch.eye(4).to_sparse(), "host").is_sparse
-    finally:
-        _core.use_exchange_api(True)
+    sent = penstock.to_device(tree, device)
+    assert same(sent, tree)
+    assert sent["b"][2].stride() == (1, 4)
+    assert penstock.to_device(torch.eye(4).to_sparse(), device).is_sparse, "PyTorch cannot describe it"
 
 
 def test_arrays_of_other_libraries(device, random):

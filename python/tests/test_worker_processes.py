@@ -4,8 +4,6 @@ import copy
 import gc
 import multiprocessing
 import os
-import pathlib
-import subprocess
 import sys
 import time
 import weakref
@@ -16,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import penstock
 from penstock._feed import workers as _worker_feed
+from support import run_program
 from worker_loaders import AllEqual, Heavy, Tensors, check_all_free, equal, kept, slots_of
 
 pytestmark = pytest.mark.usefixtures("no_worker_leaks")
@@ -196,30 +195,20 @@ import penstock, torch
 from worker_loaders import Tensors
 from torch.utils.data import DataLoader
 
-if __name__ == "__main__":
-    feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2, persistent_workers=sys.argv[1] == "1"), "host")
-    for _ in range(2):
-        for number, batch in enumerate(feed):
-            if number == 3:
-                break
-    iterator = iter(feed)
-    kept = [next(iterator) for _ in range(3)]
-    print("leaving")
+feed = penstock.feed(DataLoader(Tensors(), 5, num_workers=2, persistent_workers=sys.argv[1] == "1"), "host")
+for _ in range(2):
+    for number, batch in enumerate(feed):
+        if number == 3:
+            break
+iterator = iter(feed)
+kept = [next(iterator) for _ in range(3)]
+print("leaving")
 """
 
 
 @pytest.mark.parametrize("persistent", "01")
-def test_an_interpreter_that_exits_in_an_epoch_leaves_nothing(tmp_path, persistent):
-    script = tmp_path / "leaves.py"
-    script.write_text(EXIT)
-    here = str(pathlib.Path(__file__).parent)
-    done = subprocess.run(
-        [sys.executable, str(script), persistent],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])},
-    )
+def test_an_interpreter_that_exits_in_an_epoch_leaves_nothing(persistent):
+    done = run_program(EXIT, persistent, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "leaving\n"
     assert "Traceback" not in done.stderr and "leaked" not in done.stderr
