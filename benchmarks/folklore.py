@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Measures common advice about moving PyTorch data to a GPU: the figures of docs/transfer-folklore.md.
 
-    folklore.py --json folklore.json --write docs/transfer-folklore.md
-    folklore.py --read folklore.json --write docs/transfer-folklore.md
+    folklore.py --write docs/transfer-folklore.md
     folklore.py --dry-run        every line runs on the CPU with tiny sizes; no figure is taken
     folklore.py --self-check     a dry run, and a check of what it makes
 
@@ -14,16 +13,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.util
-import json
 import math
 import pathlib
 import platform
-import re
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -35,6 +30,7 @@ except ImportError:
     sys.exit("folklore: not measured, torch is not installed")
 
 from pretended_cuda import pretended_cuda
+from results import write_block
 
 NIL = 0.05  #: a difference of less is about nil
 
@@ -55,11 +51,11 @@ class Figure:
 class Finding:
     """A piece of advice, with its measurements."""
 
-    key: str
-    claim: str
     figures: list[Figure] = field(default_factory=list)
     verdict: str = ""
     failed: str = ""
+    key: str = ""
+    claim: str = ""
 
 
 class Lab:
@@ -176,7 +172,7 @@ def transfer_once(lab: Lab) -> Finding:
         f"{gain(moved_twice.done, twice.done)}. Moved for a single multiplication, the GPU is {there} than the "
         f"CPU ({span(moved_twice.done)} and {span(on_cpu.done)})."
     )
-    return Finding("once", "", [resident, moved, twice, moved_twice, on_cpu], verdict)
+    return Finding([resident, moved, twice, moved_twice, on_cpu], verdict)
 
 
 def non_blocking_pageable(lab: Lab) -> Finding:
@@ -191,7 +187,7 @@ def non_blocking_pageable(lab: Lab) -> Finding:
         f"One large tensor: {gain(plain.done, eager.done)}, and the host is held for {100 * waits:.0f} % of the "
         f"transfer all the same. Many small ones: {gain(each.done, eager_each.done)}."
     )
-    return Finding("non-blocking", "", [plain, eager, each, eager_each], verdict)
+    return Finding([plain, eager, each, eager_each], verdict)
 
 
 def pin_inline(lab: Lab) -> Finding:
@@ -210,7 +206,7 @@ def pin_inline(lab: Lab) -> Finding:
             figures.append(cold)
             part += f", {gain(plain.done, cold.done)} if the pinned memory is new"
         parts.append(part)
-    return Finding("pin-inline", "", figures, "Beside `.to()`: " + "; ".join(parts) + ".")
+    return Finding(figures, "Beside `.to()`: " + "; ".join(parts) + ".")
 
 
 def pinned_ring(lab: Lab) -> Finding:
@@ -230,7 +226,7 @@ def pinned_ring(lab: Lab) -> Finding:
     )
     if len(figures) > 4:
         verdict += f" penstock.to_device: {rate(size, figures[4])} from pageable memory."
-    return Finding("ring", "", figures, verdict)
+    return Finding(figures, verdict)
 
 
 def small_tensors(lab: Lab) -> Finding:
@@ -256,7 +252,7 @@ def small_tensors(lab: Lab) -> Finding:
         f"pinning each {gain(each.done, from_pinned.done)}, stacking first {gain(each.done, stacked.done)}. "
         f"The best here is `{best.code.splitlines()[-1]}`: {gain(each.done, best.done)}."
     )
-    return Finding("small", "", figures, verdict)
+    return Finding(figures, verdict)
 
 
 def convert_where(lab: Lab) -> Finding:
@@ -275,83 +271,42 @@ def convert_where(lab: Lab) -> Finding:
         f"{gain(together.done, eager.done)}. Narrowing from float64: first `.to(device)`: "
         f"{gain(narrow.done, narrow_apart.done)}."
     )
-    return Finding("dtype", "", [together, apart, eager, pinned, narrow, narrow_apart], verdict)
+    return Finding([together, apart, eager, pinned, narrow, narrow_apart], verdict)
 
 
+SIDE = "with torch.cuda.stream(side):\n"
+TO_DEVICE = "x = pinned.to(device, non_blocking=True)\n"
+WAIT = "torch.cuda.current_stream().wait_stream(side)\n"
+SLEEP = "torch.cuda._sleep(delay)\n"
+# What may go wrong, the same made right; the code; the line that the second one has in place of {wait}.
 RACES = [
     (
-        "read without a wait",
-        True,
-        "with torch.cuda.stream(side):\n"
-        "    torch.cuda._sleep(delay)\n"
-        "    x = pinned.to(device, non_blocking=True)\n"
-        "y = x + 0",
+        ("read without a wait", "read after wait_stream"),
+        SIDE + "    " + SLEEP + "    " + TO_DEVICE + "{wait}y = x + 0",
+        WAIT,
     ),
     (
-        "read after wait_stream",
-        False,
-        "with torch.cuda.stream(side):\n"
-        "    torch.cuda._sleep(delay)\n"
-        "    x = pinned.to(device, non_blocking=True)\n"
-        "torch.cuda.current_stream().wait_stream(side)\n"
-        "y = x + 0",
+        ("freed while it is read, no record_stream", "the same with record_stream"),
+        SIDE
+        + "    "
+        + TO_DEVICE
+        + WAIT
+        + "{wait}"
+        + SLEEP
+        + "y = x + 0\ndel x\n"
+        + SIDE
+        + "    z = other.to(device, non_blocking=True)",
+        "x.record_stream(torch.cuda.current_stream())\n",
     ),
     (
-        "freed while it is read, no record_stream",
-        True,
-        "with torch.cuda.stream(side):\n"
-        "    x = pinned.to(device, non_blocking=True)\n"
-        "torch.cuda.current_stream().wait_stream(side)\n"
-        "torch.cuda._sleep(delay)\n"
-        "y = x + 0\n"
-        "del x\n"
-        "with torch.cuda.stream(side):\n"
-        "    z = other.to(device, non_blocking=True)",
+        ("pinned source changed at once", "pinned source changed after an event"),
+        SLEEP + "y = pinned.to(device, non_blocking=True)\n{wait}pinned.fill_(-7)",
+        "torch.cuda.current_stream().record_event().synchronize()\n",
     ),
     (
-        "the same with record_stream",
-        False,
-        "with torch.cuda.stream(side):\n"
-        "    x = pinned.to(device, non_blocking=True)\n"
-        "torch.cuda.current_stream().wait_stream(side)\n"
-        "x.record_stream(torch.cuda.current_stream())\n"
-        "torch.cuda._sleep(delay)\n"
-        "y = x + 0\n"
-        "del x\n"
-        "with torch.cuda.stream(side):\n"
-        "    z = other.to(device, non_blocking=True)",
-    ),
-    (
-        "pinned source changed at once",
-        True,
-        "torch.cuda._sleep(delay)\ny = pinned.to(device, non_blocking=True)\npinned.fill_(-7)",
-    ),
-    (
-        "pinned source changed after an event",
-        False,
-        "torch.cuda._sleep(delay)\n"
-        "y = pinned.to(device, non_blocking=True)\n"
-        "torch.cuda.current_stream().record_event().synchronize()\n"
-        "pinned.fill_(-7)",
-    ),
-    (
-        "result read on the host without a wait",
-        True,
-        "x = pinned.to(device, non_blocking=True)\n"
-        "back.fill_(-7)\n"
-        "torch.cuda._sleep(delay)\n"
-        "back.copy_(x, non_blocking=True)\n"
-        "y = back.clone()",
-    ),
-    (
-        "result read on the host after synchronize",
-        False,
-        "x = pinned.to(device, non_blocking=True)\n"
-        "back.fill_(-7)\n"
-        "torch.cuda._sleep(delay)\n"
-        "back.copy_(x, non_blocking=True)\n"
-        "torch.cuda.synchronize()\n"
-        "y = back.clone()",
+        ("result read on the host without a wait", "result read on the host after synchronize"),
+        TO_DEVICE + "back.fill_(-7)\n" + SLEEP + "back.copy_(x, non_blocking=True)\n{wait}y = back.clone()",
+        "torch.cuda.synchronize()\n",
     ),
 ]
 
@@ -370,11 +325,15 @@ def side_stream(lab: Lab) -> Finding:
         a=torch.rand(extent, extent, device=lab.device, dtype=kind),
         batch=random_bytes(lab.size(64 << 20, 1 << 10)).pin_memory(),
     )
-    figures = [lab.count_wrong(code, names, note) for note, _, code in RACES]
-    wrong = sum(figure.wrong for figure, (_, race, _) in zip(figures, RACES, strict=True) if race)
-    of = sum(figure.trials for figure, (_, race, _) in zip(figures, RACES, strict=True) if race)
-    safe = sum(figure.wrong for figure, (_, race, _) in zip(figures, RACES, strict=True) if not race)
-    safe_of = sum(figure.trials for figure, (_, race, _) in zip(figures, RACES, strict=True) if not race)
+    figures = [
+        lab.count_wrong(code.format(wait=line), names, note)
+        for notes, code, wait in RACES
+        for note, line in zip(notes, ("", wait), strict=True)
+    ]
+    (wrong, of), (safe, safe_of) = (
+        (sum(figure.wrong for figure in some), sum(figure.trials for figure in some))
+        for some in (figures[::2], figures[1::2])
+    )
     compute = "for _ in range(8): a @ a"
     alone = lab.on_device(compute, names, 10, note="compute alone")
     same = lab.on_device(f"x = batch.to(device, non_blocking=True)\n{compute}", names, 10, note="one stream")
@@ -390,7 +349,7 @@ def side_stream(lab: Lab) -> Finding:
         f"({gain(same.done, beside.done)}; the compute alone {span(alone.done)}). Wrong results if a wait is "
         f"missing: {wrong} of {of} trials; with the right wait: {safe} of {safe_of}."
     )
-    return Finding("side-stream", "", [*figures, alone, same, beside], verdict)
+    return Finding([*figures, alone, same, beside], verdict)
 
 
 def pre_transferred(lab: Lab) -> Finding:
@@ -409,7 +368,7 @@ def pre_transferred(lab: Lab) -> Finding:
         f"A batch from device memory is {gain(min(moved.done, pinned.done), ahead.done)}; the upload, even by "
         f"`.to()`, pays {pays}, an epoch being {count // batch}."
     )
-    return Finding("resident", "", [upload, moved, pinned, resident, ahead], verdict)
+    return Finding([upload, moved, pinned, resident, ahead], verdict)
 
 
 SMALL_STEP = (
@@ -440,7 +399,7 @@ def item_every_step(lab: Lab) -> Finding:
         f"({span(small_item.done)} and {span(small_kept.done)} a step). Steps of {span(large_kept.done)}: "
         f"{gain(large_item.done, large_kept.done)}."
     )
-    return Finding("item", "", [small_item, small_kept, large_item, large_kept], verdict)
+    return Finding([small_item, small_kept, large_item, large_kept], verdict)
 
 
 ADVICE: dict[str, tuple[str, Callable[[Lab], Finding]]] = {
@@ -465,8 +424,8 @@ def measure(lab: Lab, only: Iterable[str]) -> list[Finding]:
         except Exception as error:
             if lab.dry:
                 raise
-            finding = Finding(key, claim, failed=f"{type(error).__name__}: {error}")
-        finding.claim = claim
+            finding = Finding(failed=f"{type(error).__name__}: {error}")
+        finding.key, finding.claim = key, claim
         if lab.dry:
             finding.verdict = "not taken: a dry run"
             for figure in finding.figures:
@@ -504,44 +463,11 @@ def markdown(findings: list[Finding], about: str) -> str:
     return "\n".join(parts)
 
 
-def write_block(text: str, key: str, lines: list[str]) -> str:
-    """The page with the text between the marks of `key` replaced. Raises ValueError if it does not have these marks."""
-    begin, end = f"<!-- figures: {key} -->", "<!-- /figures -->"
-    pattern = re.compile(re.escape(begin) + r"\n.*?" + re.escape(end), re.DOTALL)
-    block = "\n".join([begin, "", *lines, "", end])
-    changed, count = pattern.subn(lambda _: block, text)
-    if count != 1:
-        raise ValueError(f"{count} blocks {begin} ... {end}, not one")
-    return changed
-
-
 def write_page(page: pathlib.Path, findings: list[Finding], about: str) -> None:
-    text = write_block(page.read_text(), "about", [about])
+    text = write_block(page.read_text(), "figures", "about", [about])
     for finding in findings:
-        text = write_block(text, finding.key, rows(finding))
+        text = write_block(text, "figures", finding.key, rows(finding))
     page.write_text(text)
-
-
-def plain(findings: list[Finding]) -> list[dict[str, Any]]:
-    """For JSON, which knows no NaN."""
-    listed = [dataclasses.asdict(finding) for finding in findings]
-    for finding in listed:
-        for figure in finding["figures"]:
-            for name in ("returns", "done"):
-                figure[name] = None if math.isnan(figure[name]) else figure[name]
-    return listed
-
-
-def read_json(file: pathlib.Path) -> tuple[str, list[Finding]]:
-    """Reads the file of an earlier run."""
-    run = json.loads(file.read_text())
-    findings = []
-    for one in run["findings"]:
-        figures = [Figure(**figure) for figure in one.pop("figures")]
-        for figure in figures:
-            figure.returns, figure.done = (math.nan if v is None else v for v in (figure.returns, figure.done))
-        findings.append(Finding(**one, figures=figures))
-    return run["about"], findings
 
 
 def self_check(findings: list[Finding], about: str) -> None:
@@ -554,24 +480,18 @@ def self_check(findings: list[Finding], about: str) -> None:
         for figure in finding.figures:
             assert figure.code.splitlines()[-1] in text
             assert math.isnan(figure.done) and figure.wrong is None
-    assert "NaN" not in json.dumps(plain(findings))
     page = "before\n" + "\n".join(f"<!-- figures: {key} -->\nold\n<!-- /figures -->\nkept" for key in ADVICE)
     for finding in findings:
-        page = write_block(page, finding.key, rows(finding))
+        page = write_block(page, "figures", finding.key, rows(finding))
     assert "old" not in page and page.count("kept") == len(ADVICE) and page.startswith("before\n")
     for finding in findings:
-        assert write_block(page, finding.key, rows(finding)) == page
+        assert write_block(page, "figures", finding.key, rows(finding)) == page
     real = (pathlib.Path(__file__).parent.parent / "docs" / "transfer-folklore.md").read_text()
     for key in ("about", *ADVICE):
-        write_block(real, key, [])
+        write_block(real, "figures", key, [])
     assert all(f"## {claim}" in real for claim, _ in ADVICE.values())
     assert gain(100, 101).startswith("about nil") and gain(200, 100) == "2.0 x as fast"
     assert gain(100, 300) == "3.0 x slower" and span(1500) == "1.5 ms" and span(0.25) == "0.25 µs"
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder, "figures.json")
-        file.write_text(json.dumps({"about": about, "findings": plain(findings)}))
-        again_about, again = read_json(file)
-        assert markdown(again, again_about) == text
     print("self check passed")
 
 
@@ -579,9 +499,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(ADVICE), help=f"of {', '.join(ADVICE)}")
     parser.add_argument("--seconds", type=float, default=1.0, help="most time for one figure")
-    parser.add_argument("--json", help="write the figures here")
     parser.add_argument("--write", help="write the figures into this page's marked blocks")
-    parser.add_argument("--read", help="take the figures from this JSON of an earlier run, instead of measuring")
     parser.add_argument("--dry-run", action="store_true", help="run all code on the CPU, take no figures")
     parser.add_argument("--self-check", action="store_true", help="a dry run, checked")
     arguments = parser.parse_args()
@@ -589,15 +507,6 @@ def main() -> int:
     only = list(ADVICE) if arguments.self_check else arguments.only.split(",")
     if set(only) - ADVICE.keys():
         parser.error(f"there are {', '.join(ADVICE)}")
-    if arguments.read and (dry or arguments.json or arguments.only != ",".join(ADVICE)):
-        parser.error("--read goes with --write alone")
-    if arguments.read:
-        about, findings = read_json(pathlib.Path(arguments.read))
-        if arguments.write:
-            write_page(pathlib.Path(arguments.write), findings, about)
-        else:
-            print(markdown(findings, about))
-        return 0
     if not dry and not torch.cuda.is_available():
         sys.exit("folklore: not measured, PyTorch sees no GPU (--dry-run runs the code without)")
     if dry and arguments.write:
@@ -610,8 +519,6 @@ def main() -> int:
         self_check(findings, about)
         return 0
     print(markdown(findings, about))
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps({"about": about, "findings": plain(findings)}, indent=2))
     if arguments.write:
         write_page(pathlib.Path(arguments.write), findings, about)
     return 1 if any(finding.failed for finding in findings) else 0

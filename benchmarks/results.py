@@ -158,14 +158,20 @@ def rows_of(runs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def write_block(page: str, kind: str, key: str, lines: list[str]) -> str:
+    """The page with these lines between the marks of `key`. Raises ValueError if it does not have the marks once."""
+    begin, end = f"<!-- {kind}: {key} -->", f"<!-- /{kind} -->"
+    block = "\n".join([begin, "", *lines, "", end])
+    page, count = re.subn(re.escape(begin) + r"\n.*?" + re.escape(end), lambda _: block, page, flags=re.S)
+    if count != 1:
+        raise ValueError(f"{count} blocks {begin} ... {end}, not one")
+    return page
+
+
 def page_with(text: str, runs: list[dict[str, Any]]) -> str:
     """The page with its marked blocks made from the runs. Raises ValueError if a block is not there once."""
     for key, lines in (("answers", answers(runs)), ("about", about(runs)), ("rows", rows_of(runs))):
-        begin, end = f"<!-- results: {key} -->", "<!-- /results -->"
-        block = "\n".join([begin, "", *lines, "", end])
-        text, count = re.subn(re.escape(begin) + r"\n.*?" + re.escape(end), lambda _, b=block: b, text, flags=re.S)
-        if count != 1:
-            raise ValueError(f"{count} blocks {begin} ... {end}, not one")
+        text = write_block(text, "results", key, lines)
     return text
 
 

@@ -112,7 +112,7 @@ case "${1:-}" in
       tools/python.sh beside
       export PYTHONPATH="$PWD/build/python/beside${PYTHONPATH:+:$PYTHONPATH}"
       if wants folklore; then
-        python3 benchmarks/folklore.py --json build/gpu-folklore.json >build/gpu-folklore.md || true
+        python3 benchmarks/folklore.py >build/gpu-folklore.md || true
         cat build/gpu-folklore.md
       fi
       count=$(python3 -c 'import torch; print(torch.cuda.device_count())')
