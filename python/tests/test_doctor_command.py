@@ -115,81 +115,40 @@ def test_the_program_of_the_command(tmp_path, name):
     assert "imported as __mp_main__" not in done.stdout
 
 
-@pytest.mark.parametrize("beside", ["sizes.py", "__init__.py"])
-def test_a_file_with_relative_imports_is_a_part_of_its_package(tmp_path, beside):
-    package = tmp_path / "project" / "inner"
-    package.mkdir(parents=True)
-    for name in {beside, "sizes.py"}:
-        (package / name).write_text("SIZE = 4")
-    (package.parent / beside).write_text("")
-    text = """
-        from torch.utils.data import DataLoader
-        from .sizes import SIZE
-        print("imported as", __name__)
-        loader = DataLoader([1, 2, 3], SIZE)
-    """
-    done = run_main(package, "loader", "0.02", "", "", text=text)
-    assert done.returncode == 0, done.stderr
-    name = "project.inner.train_it" if beside == "__init__.py" else "inner.train_it"
-    assert f"imported as {name}\n" in done.stdout
-
-
-@pytest.mark.parametrize("file", ["train_it.py", "copy.py"])
-def test_a_file_of_a_package_finds_its_folder_too(tmp_path, file):
-    package = tmp_path / "project" / "inner"
-    package.mkdir(parents=True)
-    for name in ("__init__.py", "../__init__.py"):
-        (package / name).write_text("")
-    (package / "sizes.py").write_text("SIZE = 4")
-    (package / "names.py").write_text("from .sizes import SIZE")
-    text = """
-        from sizes import SIZE
-        from .names import SIZE as size
-        from torch.utils.data import DataLoader
-        loader = DataLoader([1, 2, 3], SIZE)
-    """
-    done = run_main(package, "loader", "0.02", "", "", text=text, file=file)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_relative_import_is_tried_again_if_what_takes_its_place_fails_too(tmp_path):
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "sizes.py").write_text("SIZE = 4")
-    text = """
-        from torch.utils.data import DataLoader
-        try:
-            from .sizes import SIZE
-        except ImportError:
-            from absent.sizes import SIZE
-        loader = DataLoader([1, 2, 3], SIZE)
-    """
-    done = run_main(tmp_path / "inner", "loader", "0.02", "", "", text=text)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("above", [1, 2])
-def test_a_file_with_relative_imports_is_a_part_of_as_many_folders_as_it_needs(tmp_path, above):
-    package = tmp_path / "project" / "inner"
-    package.mkdir(parents=True)
-    ([package, package.parent][above - 1] / "sizes.py").write_text("SIZE = 4")
-    text = f"""
-        from torch.utils.data import DataLoader
-        from {"." * above}sizes import SIZE
-        print("imported as", __name__)
-        loader = DataLoader([1, 2, 3], SIZE)
-    """
-    done = run_main(package, "loader", "0.02", "", "", text=text)
-    assert done.returncode == 0, done.stderr
-    assert f"imported as {['inner', 'project.inner'][above - 1]}.train_it\n" in done.stdout
+SIZES = {"sizes.py": "SIZE = 4", "../sizes.py": ""}
+PACKAGE = {"__init__.py": "", "../__init__.py": ""}
+OR_ABSENT = "try:\n    from .sizes import SIZE\nexcept ImportError:\n    from absent.sizes import SIZE\n"
+OR_OTHER = "try:\n    from .sizes import SIZE\nexcept ImportError:\n    from sizes import SIZE\n"
 
 
 @pytest.mark.parametrize(
-    "imports",
+    ("beside", "imports", "name"),
     [
-        "try:\n    from .sizes import SIZE\nexcept ImportError:\n    from sizes import SIZE\n",
-        "if False:\n    from .x import T\n",
+        (SIZES, "from .sizes import SIZE\n", "inner"),
+        ({**SIZES, **PACKAGE}, "from .sizes import SIZE\n", "project.inner"),
+        ({"../sizes.py": "SIZE = 4"}, "from ..sizes import SIZE\n", "project.inner"),
+        (  # a file of a package finds its own folder too
+            {**SIZES, **PACKAGE, "names.py": "from .sizes import SIZE"},
+            "from sizes import SIZE\nfrom .names import SIZE as size\n",
+            "project.inner",
+        ),
+        (SIZES, OR_ABSENT, "inner"),  # it is tried again if what takes its place fails too
     ],
+    ids=["beside it", "a package", "above it", "both ways", "with another way that fails"],
 )
+def test_a_file_with_relative_imports_is_a_part_of_its_package(tmp_path, beside, imports, name):
+    package = tmp_path / "project" / "inner"
+    package.mkdir(parents=True)
+    for other, content in beside.items():
+        (package / other).write_text(content)
+    text = f"{imports}from torch.utils.data import DataLoader\nloader = DataLoader([1], SIZE)\nprint('as', __name__)\n"
+    for file in ("train_it", "copy") if "__init__.py" in beside else ("train_it",):  # copy: Python has one too
+        done = run_main(package, "loader", "0.02", "", "", text=text, file=f"{file}.py")
+        assert done.returncode == 0, done.stderr
+        assert f"as {name}.{file}\n" in done.stdout
+
+
+@pytest.mark.parametrize("imports", [OR_OTHER, "if False:\n    from .x import T\n"])
 def test_relative_imports_that_need_not_succeed_make_no_package(tmp_path, imports):
     folder = tmp_path / "v1.2"
     folder.mkdir()
@@ -286,22 +245,21 @@ def test_what_the_command_refuses(tmp_path, name, text, file, words):
 
 
 def test_an_interrupted_command_ends_its_workers(tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import os, time, torch.utils.data as data\n"
-        "class Slow:\n"
-        "    def __len__(self): return 64\n"
-        "    def __getitem__(self, index):\n"
-        "        print('worker', os.getpid(), flush=True)\n"
-        "        time.sleep(0.1)\n"
-        "        return index\n"
-        "loader = data.DataLoader(Slow(), num_workers=1)\n"
-    )
-    program = "import sys; from penstock._doctor.command import main; sys.exit(main('slow.py', 'loader', '60', '', ''))"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    text = """
+        import os, time, torch.utils.data as data
+        class Slow:
+            def __len__(self): return 64
+            def __getitem__(self, index):
+                print('worker', os.getpid(), flush=True)
+                time.sleep(0.1)
+                return index
+        loader = data.DataLoader(Slow(), num_workers=1)
+    """
+    with start_command(tmp_path, text) as process:
         worker = int(process.stdout.readline().split()[1])
         process.send_signal(signal.SIGTERM)
-        process.stdout.read()
-        assert process.wait(60) == 130
+        process.communicate(timeout=60)
+        assert process.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
 
@@ -425,20 +383,18 @@ def test_the_progress_on_a_terminal_and_elsewhere(monkeypatch):
 
 
 def test_a_loader_that_hangs_is_told(tmp_path):
-    (tmp_path / "hangs.py").write_text(
-        "import threading, torch.utils.data as data\n"
-        "class Hanging:\n"
-        "    def __len__(self): return 64\n"
-        "    def __getitem__(self, index): threading.Event().wait(60)\n"
-        "loader = data.DataLoader(Hanging(), num_workers=1)\n"
-    )
-    program = (
-        "import sys; from penstock._doctor import command; from penstock._doctor.progress import Progress\n"
-        "command.Progress = lambda: Progress(patience=0.1)\n"
-        "sys.exit(command.main('hangs.py', 'loader', '60', '', ''))"
-    )
-    words = [sys.executable, "-c", program]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    text = """
+        import threading, torch.utils.data as data
+        from penstock._doctor import command
+        from penstock._doctor.progress import Progress
+        command.Progress = lambda: Progress(patience=0.1)
+        class Hanging:
+            def __len__(self): return 64
+            def __getitem__(self, index): threading.Event().wait(60)
+        loader = data.DataLoader(Hanging(), num_workers=1)
+    """
+    with start_command(tmp_path, text) as process:
         assert "no batch has come" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 130
+        process.communicate(timeout=60)
+        assert process.returncode == 130

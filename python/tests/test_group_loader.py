@@ -1,4 +1,4 @@
-"""A Loader of a group: every device gets the batches of a Loader on one device."""
+"""A Loader of a group: every device, or one over the links of all, gets the batches of a Loader on one device."""
 
 import pickle
 
@@ -27,30 +27,55 @@ def data(random):
     }
 
 
+def arguments_of(group, receives):
+    return {"group": group} if receives == "all" else {"device": group[0], "relay": group[1:]}
+
+
+@pytest.fixture(params=["all", "one"])
+def place(request, group):
+    """Who receives: all devices of the group, or the first over the links of all."""
+    return arguments_of(group, request.param)
+
+
+def receivers(batch):
+    """What each device that receives gets."""
+    return batch if isinstance(batch, list) else [batch]
+
+
 def copies_of(loader):
     """The batches of an epoch, on the host. Their slots are overwritten, so that old bytes would show."""
     batches = []
-    for devices in loader:
-        batches.append([penstock.to_host(batch) for batch in devices])
-        for batch in devices:
-            for array in batch.values():
+    for batch in loader:
+        batches.append([penstock.to_host(part) for part in receivers(batch)])
+        for part in receivers(batch):
+            for array in part.values():
                 array[:] = 99
     return batches
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 5}, {"drop_last": True}, {"to": "float32"}])
-def test_each_device_gets_the_batches_of_a_loader_on_one(group, data, options):
-    loader = penstock.Loader(data, 16, group=group, **options)
+OPTIONS = pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 5}, {"drop_last": True}, {"to": "float32"}])
+
+
+@OPTIONS
+@pytest.mark.parametrize("receives", ["all", "one", "one, auto"])
+def test_each_device_gets_the_batches_of_a_loader_on_one(group, data, receives, options):
+    place, wanted = arguments_of(group, receives), set(group)
+    if receives == "one, auto":
+        for device in group:
+            penstock.to_device(data["labels"], device)  # opens it: "auto" takes the host devices that are open
+        place["relay"] = "auto"
+    loader = penstock.Loader(data, 16, **place, **options)
     alone = penstock.Loader(data, 16, device="host", **options)
     assert len(loader) == len(alone)
-    assert loader.devices == group
+    assert loader.devices[0] == group[0] and wanted <= set(loader.devices)
+    assert receives == "one, auto" or loader.devices == group
     for _ in range(2):
         batches = copies_of(loader)
         expected = [penstock.to_host(batch) for batch in alone]
         assert len(batches) == len(expected) == len(loader)
-        for devices, one in zip(batches, expected, strict=True):
-            assert len(devices) == len(group)
-            assert all(same(batch, one) for batch in devices)
+        for parts, one in zip(batches, expected, strict=True):
+            assert len(parts) == (len(group) if receives == "all" else 1)
+            assert all(same(part, one) for part in parts)
 
 
 def test_each_device_has_memory_of_its_own(group, data):
@@ -60,8 +85,8 @@ def test_each_device_has_memory_of_its_own(group, data):
         assert same(penstock.to_host(others[-1]), kept)
 
 
-def test_goes_on_where_a_state_was_taken(group, data):
-    loader = penstock.Loader(data, 16, shuffle=True, group=group)
+def test_goes_on_where_a_state_was_taken(place, data):
+    loader = penstock.Loader(data, 16, shuffle=True, **place)
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
@@ -94,16 +119,17 @@ def test_an_epoch_may_be_left_early(group, data):
         next(iter(loader))
 
 
-def test_batches_may_be_kept(group, data):
-    loader = penstock.Loader(data, 16, group=group)
-    kept = list(loader)
-    whole = [torch.cat([devices[i]["images"] for devices in kept]) for i in range(len(group))]
-    assert all(torch.equal(one, data["images"]) for one in whole)
+def test_batches_may_be_kept(place, data):
+    kept = [receivers(batch) for batch in penstock.Loader(data, 16, **place)]
+    for parts in zip(*kept, strict=True):
+        assert torch.equal(torch.cat([part["images"] for part in parts]), data["images"])
 
 
-def test_each_byte_crosses_one_link(data):
+@pytest.mark.parametrize("receives", ["all", "one"])
+def test_each_byte_crosses_one_link(data, receives):
     group = GROUPS["plain"]
-    loader = penstock.Loader({"images": data["images"]}, 10, group=group, tuning=penstock.Tuning(gather="host"))
+    place, tuning = arguments_of(group, receives), penstock.Tuning(gather="host")
+    loader = penstock.Loader({"images": data["images"]}, 10, **place, tuning=tuning)
     copies_of(loader)
     carried = [account.link_bytes for account in loader.device_stats()]
     assert "batches" in repr(loader.device_stats()[0])
@@ -113,86 +139,32 @@ def test_each_byte_crosses_one_link(data):
     figures = loader.stats()
     assert figures.batches == len(loader)
     assert figures.samples == SAMPLES
+    assert all(device in loader.describe()[-1] for device in group)
     with pytest.raises(penstock.InvalidArgument, match="one device"):
         penstock.Loader(data, 16, device="host").device_stats()
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 5}, {"drop_last": True}, {"to": "float32"}])
-def test_a_device_gets_the_batches_of_a_loader_over_all_links(group, data, options):
-    for device in group:
-        penstock.to_device(data["labels"], device)  # opens it: "auto" takes the host devices that are open
-    alone = penstock.Loader(data, 16, device="host", **options)
-    expected = [[penstock.to_host(batch) for batch in alone] for _ in range(2)]
-    for relay in "auto", group[1:]:
-        loader = penstock.Loader(data, 16, device=group[0], relay=relay, **options)
-        assert loader.device == group[0]
-        assert loader.devices[0] == group[0]
-        assert set(group) <= set(loader.devices)
-        assert len(loader) == len(alone)
-        for epoch in expected:
-            batches = []
-            for batch in loader:
-                batches.append(penstock.to_host(batch))
-                for array in batch.values():
-                    array[:] = 99
-            assert same(batches, epoch)
+def test_a_relay_over_no_other_link_is_a_loader_on_one(data):
+    alone = penstock.Loader(data, 10, device="host:7", relay=iter([]))
+    assert alone.devices == ["host:7"]
+    assert len(alone.describe()) == 2
 
 
-def test_a_relay_goes_on_where_a_state_was_taken(group, data):
-    loader = penstock.Loader(data, 16, shuffle=True, device=group[-1], relay=iter(group[:-1]))
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    state = loader.state_dict()
-    copy = pickle.loads(pickle.dumps(loader))
-    rest = [penstock.to_host(batch) for batch in loader_at(loader, state)]
-    assert len(rest) == 4
-    assert same([penstock.to_host(batch) for batch in copy], rest)
-    alone = penstock.Loader(data, 16, shuffle=True, device="host")
-    alone.load_state_dict(state)
-    assert same([penstock.to_host(batch) for batch in alone], rest)
-
-
-@pytest.mark.parametrize("receives", ["all", "one"])
-def test_a_sampler_chooses_the_samples(group, data, receives):
+def test_a_sampler_chooses_the_samples(place, data):
     sampler = torch.utils.data.WeightedRandomSampler(torch.arange(1.0, SAMPLES + 1), 70)
-    arguments = {"group": group} if receives == "all" else {"device": group[0], "relay": group[1:]}
     for options in {"sampler": sampler}, {"batch_sampler": [[3, 3, 3], [0], [100, 5]], "batch_size": 3}:
-        loader = penstock.Loader(data, **{"batch_size": 16, **options}, **arguments)
+        loader = penstock.Loader(data, **{"batch_size": 16, **options}, **place)
         alone = penstock.Loader(data, **{"batch_size": 16, **options}, device="host")
         for _ in range(2):
             given = []
             torch.manual_seed(4)
             for batch in loader:
-                parts = [penstock.to_host(part) for part in (batch if receives == "all" else [batch])]
+                parts = [penstock.to_host(part) for part in receivers(batch)]
                 assert all(same(part, parts[0]) for part in parts)
                 given.append({name: torch.as_tensor(array).clone() for name, array in parts[0].items()})
             torch.manual_seed(4)
             expected = [{name: torch.as_tensor(array).clone() for name, array in batch.items()} for batch in alone]
             assert same(given, expected)
-
-
-def test_batches_over_all_links_may_be_kept(group, data):
-    kept = list(penstock.Loader(data, 16, device=group[0], relay=group[1:]))
-    assert torch.equal(torch.cat([batch["images"] for batch in kept]), data["images"])
-
-
-def test_each_link_of_a_relay_carries_a_part(data):
-    first, second = GROUPS["plain"]
-    loader = penstock.Loader(
-        {"images": data["images"]}, 10, device=first, relay=[second], tuning=penstock.Tuning(gather="host")
-    )
-    assert sum(len(batch["images"]) for batch in loader) == SAMPLES
-    carried = [account.link_bytes for account in loader.device_stats()]
-    stored = data["images"].numel()
-    assert stored <= sum(carried) < 2 * stored
-    assert min(carried) > 0.4 * stored
-    assert loader.stats().samples == SAMPLES
-    links = loader.describe()[-1]
-    assert first in links and second in links
-    alone = penstock.Loader(data, 10, device=first, relay=[])
-    assert alone.devices == [first]
-    assert len(alone.describe()) == 2
 
 
 def test_refuses_what_has_no_meaning(data):

@@ -10,7 +10,7 @@ import pytest
 import penstock
 import safetensors_files as files
 import stand_in_torch
-from fake_driver import LARGE, LATE_NS, SOON_NS, driver, over_the_fake_driver, random_bytes
+from fake_driver import LARGE, SOON_NS, driver, over_the_fake_driver, random_bytes
 from penstock import _core
 from penstock._engines import engine_for, group_for
 from penstock._move.transfers import expander_for
@@ -46,17 +46,6 @@ def test_a_gpu_receives_over_the_link_of_another():
         there = penstock.to_device(sent, "cuda:0", relay=relay)
         assert [array.__dlpack_device__() for array in there] == [(2, 0)] * 3
         assert same(there, sent)
-
-
-@over_the_fake_driver(torch=True)
-def test_a_relay_comes_after_the_work_that_reads_its_memory():
-    stream, sent, read = driver.stream(), [random_bytes(LARGE) for _ in range(4)], []
-    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
-    with stand_in_torch.current(stream):
-        for array in sent:
-            there = penstock.to_device(array, "cuda:0", relay=["cuda:1"])
-            read.append(driver.read(stream, there.address, LARGE))
-    assert [reading.bytes() for reading in read] == [array.tobytes() for array in sent]
 
 
 @over_the_fake_driver
@@ -125,19 +114,6 @@ def test_weights_come_to_one_gpu_or_to_all(tmp_path):
         ]:
             assert penstock.to_host(loaded["w"]).tobytes() == data
         driver.reset()
-
-
-@over_the_fake_driver(torch=True)
-def test_weights_come_after_the_work_that_reads_their_memory(tmp_path):
-    stream, sent, read = driver.stream(), [random_bytes(LARGE).tobytes() for _ in range(4)], []
-    paths = [files.write(tmp_path / str(i), {"w": ("U8", (LARGE,), data)}) for i, data in enumerate(sent)]
-    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
-    with stand_in_torch.current(stream):
-        for path in paths:
-            there = penstock.load_safetensors(path, "cuda:0", relay=["cuda:1"])
-            read.append(driver.read(stream, there["w"].address, LARGE))
-            del there
-    assert [reading.bytes() for reading in read] == sent
 
 
 @over_the_fake_driver

@@ -9,6 +9,7 @@ import time
 import pytest
 
 import penstock
+import safetensors_files as files
 import stand_in_torch
 from fake_driver import (
     ENDLESS,
@@ -46,13 +47,22 @@ def test_the_current_stream_waits_for_what_was_sent(count):
 
 
 @SIZES
+@pytest.mark.parametrize("relay", [None, ["cuda:1"]])
+@pytest.mark.parametrize("kind", ["array", "file"])
 @over_the_fake_driver_with_torch
-def test_memory_that_the_current_stream_still_reads_is_not_overwritten(count):
+def test_memory_that_the_current_stream_still_reads_is_not_overwritten(tmp_path, count, kind, relay):
     stream, sent, read = driver.stream(), [random_bytes(count) for _ in range(4)], []
+    for number, array in enumerate(sent):
+        files.write(tmp_path / str(number), {"w": ("U8", (count,), array.tobytes())})
     driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
     with stand_in_torch.current(stream):
-        for array in sent:
-            read.append(driver.read(stream, penstock.to_device(array, "cuda:0").address, count))
+        for number, array in enumerate(sent):
+            if kind == "array":
+                there = penstock.to_device(array, "cuda:0", relay=relay)
+            else:
+                there = penstock.load_safetensors(tmp_path / str(number), "cuda:0", relay=relay)["w"]
+            read.append(driver.read(stream, there.address, count))
+            del there  # the allocator hands its memory out again
     assert [reading.bytes() for reading in read] == [array.tobytes() for array in sent]
 
 

@@ -149,20 +149,6 @@ def test_other_threads_run_while_a_process_of_a_group_begins_to_read(tmp_path):
 
 
 @over_the_fake_driver_with_torch
-def test_memory_that_the_current_stream_still_reads_is_not_overwritten(tmp_path):
-    contents, read = [os.urandom(2_000_000) for _ in range(4)], []
-    paths = [files.write(tmp_path / str(i), {"w": ("U8", (len(data),), data)}) for i, data in enumerate(contents)]
-    stream = driver.stream()
-    driver.delay_work("cuMemcpyDtoHAsync", LATE_NS)
-    with stand_in_torch.current(stream):
-        for path in paths:
-            tensor = penstock.load_safetensors(path, "cuda:0")["w"]
-            read.append(driver.read(stream, tensor.address, 2_000_000))
-            del tensor  # the allocator hands its memory out again
-    assert [reading.bytes() for reading in read] == contents
-
-
-@over_the_fake_driver_with_torch
 def test_memory_is_pytorchs_again_after_a_failure(tmp_path):
     path = files.write(tmp_path / "model", {"w": ("U8", (6_000_000,), os.urandom(6_000_000))})
     before = used_memory(stand_in_torch.allocator, engine_for("cuda:0"))
