@@ -72,7 +72,7 @@ class Bench {
     std::vector<Contender> race_{
         raw_h2d(large_),
         {"engine", [&] { engine_.copy(memory_.data(), pinned_.data(), large_).synchronize(); }}};
-    run(race_, 15);
+    race(race_, 15);
     verify_device(pinned_.bytes(), "pinned H2D");
     against_raw("pinned H2D, " + format_bytes(large_), race_[1], race_[0], large_, 0.99);
   }
@@ -90,15 +90,11 @@ class Bench {
          }}};
     poison_device();
     race(race_, 5, 1, 3);
-    const double rested = after_rest(race_[1].run, std::chrono::milliseconds(100), 9);
     poison_device();
     race_[1].run();
     verify_device(source_, "pageable H2D");
     against_raw(fmt::format("pageable H2D, {}, {} threads", format_bytes(large_), engine_.threads()),
                 race_[1], race_[0], large_, 0.97, &race_[2]);
-    rows.push_back({"the same, after 0.1 s without transfers", gbps(large_, rested), "",
-                    fmt::format("{:.1f} %", 100 * race_[0].summary().median / rested), "", true});
-    json["measured"]["pageable H2D"]["engine after 0.1 s of rest"]["median_seconds"] = rested;
   }
 
   void pageable_d2h() {
@@ -153,7 +149,6 @@ class Bench {
          }},
         {"engine", [&] { engine_.copy_pieces(pieces, CopyDirection::h2d).synchronize(); }}};
     race(race_, 20, 2, 10);
-    const double rested = after_rest(race_[1].run, std::chrono::microseconds(2500), 50);
     poison_device();
     race_[1].run();
     std::vector<std::byte> expected;
@@ -164,24 +159,18 @@ class Bench {
     rows.push_back({"1000 pieces of 4 KiB, pageable, to the device", format_seconds(ours),
                     "1000 pinned asynchronous copies " + format_seconds(theirs),
                     fmt::format("{:.1f}x", theirs / ours), "120 µs", ours <= 120e-6});
-    rows.push_back({"the same, after 2.5 ms without transfers", format_seconds(rested), "", "", "", true});
     record("packed_1000x4KiB", race_);
-    json["measured"]["packed_1000x4KiB"]["engine after 2.5 ms of rest"]["median_seconds"] = rested;
   }
 
   void one_small_copy() {
     constexpr std::size_t kBytes = 64 * 1024;
-    std::vector<Contender> race_{
-        raw_h2d(kBytes),
-        {"engine",
-         [&] {
-           engine_
-               .copy(memory_.data(), pinned_.data(), kBytes,
-                     {.source_kind = MemoryKind::pinned, .destination_kind = MemoryKind::device})
-               .synchronize();
-         }},
-        {"engine, kinds asked of the driver",
-         [&] { engine_.copy(memory_.data(), pinned_.data(), kBytes).synchronize(); }}};
+    std::vector<Contender> race_{raw_h2d(kBytes), {"engine", [&] {
+                                                     engine_
+                                                         .copy(memory_.data(), pinned_.data(), kBytes,
+                                                               {.source_kind = MemoryKind::pinned,
+                                                                .destination_kind = MemoryKind::device})
+                                                         .synchronize();
+                                                   }}};
     race(race_, 200, 10, 10);
     verify_device(pinned_.bytes().first(kBytes), "one small copy");
     const double extra = race_[1].summary().median - race_[0].summary().median;
@@ -271,7 +260,7 @@ class Bench {
           {"engine",
            [&] { engine_.copy(memory_.data(), source_.data(), large_, {.path = path}).synchronize(); }}};
       poison_device();
-      run(race_, 15);
+      race(race_, 15);
       verify_device(source_, "staged");
       Contender& ours = race_[1];
       const double ratio = race_[0].summary().median / ours.summary().median;
@@ -328,19 +317,6 @@ class Bench {
             }};
   }
 
-  /// Median of runs that each come after a rest, in which threads that wait go to sleep and caches go cold.
-  static double after_rest(const std::function<void()>& body, std::chrono::microseconds rest,
-                           int repetitions) {
-    std::vector<double> seconds;
-    for (int i = 0; i < repetitions; ++i) {
-      std::this_thread::sleep_for(rest);
-      seconds.push_back(time(body));
-    }
-    return summarize(seconds).median;
-  }
-
-  void run(std::vector<Contender>& contenders, std::size_t repetitions) { race(contenders, repetitions); }
-
   void against_raw(const std::string& work, const Contender& ours, const Contender& raw, std::size_t bytes,
                    double goal, const Contender* other = nullptr) {
     const double ratio = raw.summary().median / ours.summary().median;
@@ -395,13 +371,11 @@ int run(int argc, char** argv) {
   std::string spec = "auto";
   std::string json_file;
   std::string profile_file;
-  std::string size = "1GiB";
   std::string only = "pinned,pageable,pieces,copy,pool,manners";
   double seconds = 2;
   app.add_option("--device", spec, "Device to measure");
   app.add_option("--json", json_file, "Write the figures here");
   app.add_option("--profile", profile_file, "Link profile to use");
-  app.add_option("--size", size, "Size of the large transfers");
   app.add_option("--only", only, "On a GPU: of these, with commas between; elsewhere manners, or the rest");
   app.add_option("--seconds", seconds, "Of each run of manners");
   CLI11_PARSE(app, argc, argv);
@@ -414,7 +388,7 @@ int run(int argc, char** argv) {
     profile = LinkProfile::load(profile_file, device.info(), &why);
     if (!profile) throw InvalidArgument(fmt::format("profile {} cannot be used: {}", profile_file, why));
   }
-  Bench bench(device, profile, parse_bytes(size));
+  Bench bench(device, profile, kGiB);
   const auto wanted = [&](std::string_view work) { return only.find(work) != std::string::npos; };
   if (only == "manners" || (gpu && wanted("manners"))) bench.manners(seconds);
   if (gpu) {

@@ -629,8 +629,9 @@ def test_nothing_is_asked_for_past_an_exception_before_it_was_raised():
     assert int(next(iterator)) == 3
 
 
-def test_two_iterators_of_a_feed_are_independent(device):
-    fed = penstock.feed([torch.tensor(i) for i in range(5)], device)
+@pytest.mark.parametrize("loader", [[torch.tensor(i) for i in range(5)], DataLoader(range(5), None)], ids=["list", ""])
+def test_two_iterators_of_a_feed_are_independent(device, loader):
+    fed = penstock.feed(loader, device)
     assert [(int(a), int(b)) for a, b in zip(fed, fed, strict=True)] == [(i, i) for i in range(5)]
     assert sum(1 for _ in fed for _ in fed) == 25
 

@@ -19,27 +19,14 @@ import safetensors_files as files
 from penstock import _core
 from penstock._move import saving as _saving
 from support import place, run_in_threads, run_program
-
-TORCH_TYPES = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
-    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
-    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64},
-    **{"F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz},
-}
+from test_weights import DTYPES, bytes_of
 
 
 def expected(tensors):
     """What `content` reads for tensors of PyTorch."""
-    names = {dtype: name for name, dtype in TORCH_TYPES.items()}
+    names = {dtype: name for name, dtype in DTYPES.items()}
     return {
-        name: (
-            names[tensor.dtype],
-            tuple(tensor.shape),
-            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            if tensor.numel()
-            else b"",
-        )
-        for name, tensor in tensors.items()
+        name: (names[tensor.dtype], tuple(tensor.shape), bytes_of(tensor.detach())) for name, tensor in tensors.items()
     }
 
 
@@ -58,7 +45,7 @@ def nothing_is_left(request, tmp_path):
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_every_type_and_shape_comes_back(device, random, path, wait):
-    tensors = files.mixed(random, tuple(TORCH_TYPES))
+    tensors = files.mixed(random, tuple(DTYPES))
     tensors["large"] = ("F32", (2_500_000,), random.bytes(10_000_000))
     loaded = penstock.load_safetensors(files.write(path, tensors), device)
     os.unlink(path)

@@ -278,14 +278,6 @@ def test_attributes(name, target):
             inspect.getattr_static(fed, method)
 
 
-def test_what_is_set_on_a_feed_is_set_on_its_loader(target):
-    loader = DataLoader(Rows(), 4, num_workers=1)
-    fed = penstock.feed(loader, target)
-    fed.worker_init_fn = seed_worker
-    assert loader.worker_init_fn is seed_worker
-    assert same(list(fed), list(loader))
-
-
 @pytest.mark.parametrize(
     ("module", "name"),
     [
@@ -314,31 +306,11 @@ def test_a_loop_left_early_and_the_epoch_after_it(options, taken, target):
     assert results[1] == results[0]
 
 
-def test_two_iterators_of_one_loader(target):
-    bare, fed = DataLoader(Rows(), 4), penstock.feed(DataLoader(Rows(), 4), target)
-    expected = [(a["x"], b["x"]) for a, b in zip(bare, bare, strict=True)]
-    assert same([(a["x"], b["x"]) for a, b in zip(fed, fed, strict=True)], expected)
-    nested = [(int(a["index"][0]), int(b["index"][0])) for a in fed for b in fed]
-    assert nested == [(i, j) for i in range(0, 22, 4) for j in range(0, 22, 4)]
-
-
 def test_an_iterator_that_is_dropped_starts_nothing(target):
     """Lightning asks whether a loader can be iterated by iter(loader)."""
     fed = penstock.feed(DataLoader(Rows(), 4, num_workers=2, persistent_workers=True, generator=generator()), target)
     iter(fed)
     assert fed.loader._iterator is None
-
-
-def test_a_feed_of_a_feed(target):
-    try:
-        fed = penstock.feed(penstock.feed(DataLoader(Rows(), 4), target), target)
-    except (TypeError, ValueError) as error:
-        assert "feed" in str(error)
-    else:
-        torch.manual_seed(0)
-        expected = steps(DataLoader(Rows(), 4))
-        torch.manual_seed(0)
-        compare(steps(fed), expected)
 
 
 class Counting(IterableDataset):
@@ -468,14 +440,6 @@ def test_the_state_is_of_the_batch_handed_out(bare_and_fed):
     make = STATEFUL["shuffle"]
     states = [[repr(loader.state_dict()) for _ in loader] for loader in (wrap(make()) for wrap in bare_and_fed)]
     assert states[0] == states[1]
-
-
-def test_a_state_is_seen_by_protocols(target):
-    pytest.importorskip("torchdata")
-    fed = penstock.feed(STATEFUL["plain"](), target)
-    assert hasattr(fed, "state_dict") and hasattr(fed, "load_state_dict")
-    # From Python 3.12 on, typing.Protocol looks for methods in this way.
-    assert callable(inspect.getattr_static(fed, "state_dict"))
 
 
 def test_a_stateful_dataloader_resumes_at_any_batch_of_penstocks_sampler():
