@@ -149,12 +149,12 @@ def answers(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def rows_of(runs: list[dict[str, Any]]) -> list[str]:
-    machines = [name_of(run) for run in runs] or ["measured"]
-    lines = [f"| work | beside it | goal | {' | '.join(machines)} |", "| --- | --- | --- |" + " --- |" * len(machines)]
+    lines = ["| work | beside it | goal | measured | on |", "| --- | --- | --- | --- | --- |"]
     for row in ROWS:
-        needed = PARTS[row.part][1]
-        cells = [shown(cell_of(row, run)) if len(run["gpus"]) >= needed else f"needs {needed} GPUs" for run in runs]
-        lines.append(f"| {row.work} | {row.beside} | {row.goal} | {' | '.join(cells or [shown(None)])} |")
+        cells = [(cell_of(row, run), name_of(run)) for run in runs if len(run["gpus"]) >= PARTS[row.part][1]]
+        measured = [(cell, machine) for cell, machine in cells if cell is not None]
+        for cell, machine in measured or [(None, "")]:
+            lines.append(f"| {row.work} | {row.beside} | {row.goal} | {shown(cell)} | {machine} |")
     return lines
 
 

@@ -11,7 +11,8 @@ LOADER, FEED, TENSORS = "penstock.Loader", "penstock.feed", "penstock.feed(DataL
 PINNED_BEFORE = "`.to(non_blocking=True)` of each, pinned before"
 RAW, FLAT = "pinned before: the raw copy", "one flat tensor of as many bytes, `to_device`"
 PINNED = "`.copy_(non_blocking=True)` of each, into pinned memory"
-ONE_LINK = "`.copy_(non_blocking=True)` to the first alone, pinned"
+EACH = "`.copy_(non_blocking=True)` to each, pinned"
+ALL_LINKS = "all links at once"
 ALONE, RAW_PINNED, LATER = "the program alone", "raw pinned copy", "penstock, later"
 PICTURES, FED_PICTURES = "penstock.Pictures", "penstock.feed(pictures=True)"
 DEVICE_PICTURES, NVJPEG = f"{PICTURES}, decoded on the GPU", "nvJPEG alone, by its engines"
@@ -252,11 +253,10 @@ def compared(ours: float, theirs: float, unit: str, least: float | None) -> Cell
 
 
 def links(name: str) -> Callable[[Any], Cell]:
-    """Of groups.py: beside a plain copy over one link."""
+    """Of groups.py: beside plain copies over all links at once."""
 
     def read(part: Any) -> Cell:
-        ours, theirs = part["gbps"][name], part["gbps"][ONE_LINK]
-        return compared(ours, theirs, "GB/s", 0.95 * len(part["devices"]))
+        return compared(part["gbps"][name], part["gbps"][EACH] * len(part["devices"]), "GB/s", 0.95)
 
     return read
 
@@ -445,24 +445,14 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
         ("the same training, `feed(pictures=True)`", THERE, "97 %", pictures(FED_PICTURES, THERE, 0.97)),
     ),
     "groups": (
-        (
-            "all GPUs receive all, `to_device(group=)`",
-            "one link",
-            "95 % of all links",
-            links("to_device(group=), pinned"),
-        ),
-        (
-            "one receives over all links, `to_device(relay=)`",
-            "one link",
-            "95 % of all links",
-            links("to_device(relay=), pinned"),
-        ),
+        ("all GPUs receive all, `to_device(group=)`", ALL_LINKS, "95 %", links("to_device(group=), pinned")),
+        ("one receives over all links, `to_device(relay=)`", ALL_LINKS, "95 %", links("to_device(relay=), pinned")),
         ("NCCL's all-reduce beside this relay", "alone", "97 %", all_reduce),
     ),
     "group": (
         (
             "all GPUs get the same batches, `Loader(group=)`, C++",
-            "all links at once",
+            ALL_LINKS,
             "0.95",
             table("Loader of the group: each of them receives", "0.95", "rows"),
         ),

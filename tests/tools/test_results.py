@@ -135,7 +135,7 @@ def a_run(good: bool) -> dict:
             "groups": {
                 "devices": ["cuda:0", "cuda:1"],
                 "gbps": {
-                    rows.ONE_LINK: slow,
+                    rows.EACH: slow,
                     "to_device(group=), pinned": fast,
                     "to_device(relay=), pinned": fast,
                 },
@@ -196,8 +196,12 @@ class ResultsTests(unittest.TestCase):
             del without["parts"][part]
             self.assertIn("not measured", results.page_with(PAGE, [without]), part)
         self.assertIn("not measured", results.page_with(PAGE, []))
-        run["gpus"].pop()
-        self.assertIn("needs 2 GPUs", results.page_with(PAGE, [run]))
+        one = copy.deepcopy(run)
+        one["gpus"].pop()
+        self.assertIn("not measured", results.page_with(PAGE, [one]))
+        both = results.page_with(PAGE, [one, run])
+        self.assertNotIn("not measured", both)
+        self.assertEqual(both.count("| 2 NVIDIA Test |"), len(rows.ROWS))
 
     def test_a_missed_goal_is_said(self):
         self.assertNotIn("missed", results.page_with(PAGE, [a_run(True)]))
