@@ -34,6 +34,19 @@ std::string pairs_table(const Rows& rows) {
   return html + "</tbody></table>\n";
 }
 
+/// The first row and the first column are heads.
+std::string table_html(const std::vector<std::vector<std::string>>& rows) {
+  std::string html = "<table class=\"numbers\"><thead>";
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    html += "<tr>";
+    for (std::size_t i = 0; i < rows[row].size(); ++i) {
+      html += fmt::format("<{0}>{1}</{0}>", row == 0 || i == 0 ? "th" : "td", escaped(rows[row][i]));
+    }
+    html += row == 0 ? "</tr></thead><tbody>\n" : "</tr>\n";
+  }
+  return html + "</tbody></table>";
+}
+
 /// What a reader may unfold.
 std::string details_html(std::string_view summary, std::string_view text) {
   return fmt::format("<details class=\"explain\"><summary>{}</summary>\n<p>{}</p></details>\n", summary,

@@ -46,18 +46,6 @@ std::string prose(std::string_view text) {
   return html + (is_code ? "</code>" : "");
 }
 
-std::string table_html(const std::vector<std::vector<std::string>>& rows) {
-  std::string html = "<table class=\"numbers\"><thead>";
-  for (std::size_t row = 0; row < rows.size(); ++row) {
-    html += "<tr>";
-    for (std::size_t i = 0; i < rows[row].size(); ++i) {
-      html += fmt::format("<{0}>{1}</{0}>", row == 0 || i == 0 ? "th" : "td", escaped(rows[row][i]));
-    }
-    html += row == 0 ? "</tr></thead><tbody>\n" : "</tr>\n";
-  }
-  return html + "</tbody></table>";
-}
-
 std::string note_html(std::string_view kind, std::string_view text) {
   return fmt::format("<p class=\"note {}\">{}</p>\n", kind, prose(text));
 }

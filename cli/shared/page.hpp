@@ -11,9 +11,6 @@ namespace penstock::cli {
 /// The same, in which each number stays with its unit in one line, and `commands` stand out.
 [[nodiscard]] std::string prose(std::string_view text);
 
-/// A table of texts, which are escaped. The first row and the first column are heads.
-[[nodiscard]] std::string table_html(const std::vector<std::vector<std::string>>& rows);
-
 /// A text in a box. `kind`: "good", "bad", or empty.
 [[nodiscard]] std::string note_html(std::string_view kind, std::string_view text);
 

@@ -3,8 +3,6 @@
 #include "cli/shared/page.hpp"
 #include "core/shared/printable.hpp"
 
-#include <penstock/core/bytes.hpp>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
