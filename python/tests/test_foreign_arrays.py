@@ -8,7 +8,7 @@ import torch
 
 import penstock
 from dlpack import Foreign
-from penstock import _core, _errors
+from penstock import _errors
 from support import is_gpu, run_program, same
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -65,17 +65,12 @@ def test_types_of_ml_dtypes(device, name, cut, kind):
     assert sent.tobytes() == array.tobytes() and not np.shares_memory(sent, array)
 
 
-@pytest.mark.parametrize("exchange", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_8_bit_floats_of_pytorch(device, exchange, dtype):
+def test_8_bit_floats_of_pytorch(device, exchange_api, dtype):
     tensor = torch.arange(12.0).reshape(3, 4).to(dtype).t()
-    _core.use_exchange_api(exchange)
-    try:
-        sent = penstock.to_device(tensor, device)
-        assert sent.dtype is dtype and sent.stride() == tensor.stride()
-        assert torch.equal(sent.cpu().float(), tensor.float())
-    finally:
-        _core.use_exchange_api(True)
+    sent = penstock.to_device(tensor, device)
+    assert sent.dtype is dtype and sent.stride() == tensor.stride()
+    assert torch.equal(sent.cpu().float(), tensor.float())
 
 
 def test_arrays_of_jax(device, monkeypatch):

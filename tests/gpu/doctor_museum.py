@@ -196,13 +196,13 @@ class Museum:
         text = exhibit.text(fixed)
         if exhibit.native:
             return [self.programs()[0], text], native_environment(), HERE / "museum_programs.cu", None
-        source = self.folder / (re.sub(r"\W+", "_", exhibit.name) + ("_fixed" if fixed else "") + ".py")
+        source = self.file(exhibit, fixed, ".py")
         source.write_text(text)
         line = next((number for number, code in enumerate(text.splitlines(), 1) if "# HERE" in code), None)
         return [sys.executable, source], python_environment(), source, line
 
-    def ready_file(self, exhibit: Exhibit, fixed: bool) -> pathlib.Path:
-        return self.folder / (re.sub(r"\W+", "_", exhibit.name) + ("_fixed" if fixed else "") + ".ready")
+    def file(self, exhibit: Exhibit, fixed: bool, suffix: str) -> pathlib.Path:
+        return self.folder / (re.sub(r"\W+", "_", exhibit.name) + ("_fixed" if fixed else "") + suffix)
 
     def take_turns(self, runs: list[tuple[Exhibit, bool]]):
         """Runs programs alone on the GPU, with their mistake or fixed, and gives each with its result when it is known.
@@ -214,7 +214,7 @@ class Museum:
                     futures = {pool.submit(self.judge, run[0], True, run[1]): run for run in batch}
                     end = time.monotonic() + 60
                     while time.monotonic() < end and not all(
-                        future.done() or self.ready_file(*run).exists() for future, run in futures.items()
+                        future.done() or self.file(*run, ".ready").exists() for future, run in futures.items()
                     ):
                         time.sleep(0.05)
                 for future in concurrent.futures.as_completed(futures):
@@ -251,9 +251,9 @@ class Museum:
         if why := self.why_not(exhibit):
             return {**result, "skipped": True, "said": why}
         command, environment, source, line = self.command(exhibit, fixed)
-        turn = {"MUSEUM_TURN": str(self.turn), "MUSEUM_READY": str(self.ready_file(exhibit, fixed))}
+        turn = {"MUSEUM_TURN": str(self.turn), "MUSEUM_READY": str(self.file(exhibit, fixed, ".ready"))}
         environment = {**environment, **(turn if alone else FEW_THREADS)}
-        out = self.folder / (re.sub(r"\W+", "_", exhibit.name) + ("_fixed" if fixed else "") + ".json")
+        out = self.file(exhibit, fixed, ".json")
         begin = time.monotonic()
         try:
             command = [self.penstock, "doctor", "--json", out, "--", *command]
