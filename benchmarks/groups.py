@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""Several GPUs of one process: fed once, and one of them fed over the links of all, beside PyTorch and NCCL.
+"""Several devices of one process: fed once, and one of them fed over the links of all, beside PyTorch and NCCL.
 
     groups.py --devices cuda:0 cuda:1 --mib 2048
+    groups.py --devices host:0,link=0.5,peer=4 host:1,link=0.5,peer=4 --mib 128 --repetitions 3
 
 A contender counts only after its bytes were compared, on each device, with the host's. Rates are what each receiver
 gets: bytes of the transfer, through the median time until all receivers have them, also as a multiple of a plain copy
 over one link in the same run. The goals are shares of what plain copies bring over all links at once. load_safetensors
 loads the same bytes from a file in the page cache: to all, to the first alone, and to it over the links of all. Beside
-these rows stands what as many threads as the engines have read of that file into pinned memory. Then, for a few seconds
-each, the GPUs all-reduce 1 GiB by NCCL: alone, beside plain copies to the first, and beside relays to it, with the
-share of the bytes that each link carried: a relay gives way. Prints Markdown. Profiles that `penstock link` has stored
-are used, as in any program.
+these rows stands what as many threads as the engines have read of that file into pinned memory. A Loader delivers
+shuffled epochs of the same bytes: to all, and to the first over the links of all. Then, for a few seconds each, GPUs
+all-reduce 1 GiB by NCCL: alone, beside plain copies to the first, and beside relays to it, with the share of the bytes
+that each link carried: a relay gives way. For host devices with modelled links, all links are as many times what
+to_device brings to the first alone. Prints Markdown. Profiles that `penstock link` has stored are used, as in any
+program.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -32,15 +36,18 @@ os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 REDUCED_BYTES = 1 << 30
 READ_BYTES = 4 << 20  # that a thread reads at a time
+SAMPLE_BYTES = 64 << 10  # of a Loader
 EACH = "`.copy_(non_blocking=True)` to each, pinned"
 ONE_LINK = "`.copy_(non_blocking=True)` to the first alone, pinned"
+ALONE = "to_device, to the first alone, pinned"
 LEAST_SHARE_OF_LINKS = 0.95  # of plain copies over all of them
+WITH_GOAL = ("to_device(group=), pinned", "to_device(relay=), pinned", "Loader(group=)")
 LEAST_SHARE_OF_REDUCE = 0.97  # beside a relay
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", nargs="+", required=True, help="two GPUs or more")
+    parser.add_argument("--devices", nargs="+", required=True, help="two or more")
     parser.add_argument("--mib", type=int, default=2048, help="of a transfer in MiB, default %(default)s")
     parser.add_argument("--repetitions", type=int, default=9, help="of each measurement, default %(default)s")
     parser.add_argument("--seconds", type=float, default=3, help="of each all-reduce, default %(default)s")
@@ -59,16 +66,47 @@ class Bench:
         self.torch = torch
         self.arguments = arguments
         self.devices = arguments.devices
+        self.on_gpus = self.devices[0].startswith("cuda")
         self.pageable = torch.randint(0, 1 << 62, (arguments.mib << 17,)).view(torch.uint8)
-        self.pinned = self.pageable.pin_memory()
-        self.kept = [torch.empty_like(self.pageable, device=device) for device in self.devices]
+        self.pinned = self.pin(self.pageable)
+        self.kept = [torch.empty_like(self.pageable, device=device) for device in self.devices if self.on_gpus]
         self.readers = arguments.readers * len(self.devices)
-        self.slots = torch.empty((self.readers, READ_BYTES), dtype=torch.uint8).pin_memory()
+        self.slots = self.pin(torch.empty((self.readers, READ_BYTES), dtype=torch.uint8))
         self.rates: dict[str, float] = {}
         self.folder = tempfile.TemporaryDirectory(dir=arguments.folder)
         self.pool = ThreadPoolExecutor(self.readers)
         self.file = os.path.join(self.folder.name, "weights.safetensors")
         penstock.save_safetensors({"weights": self.pageable}, self.file)
+        # The Loaders lock their memory, which is another one's.
+        self.samples = self.pageable.clone().view(-1, SAMPLE_BYTES)
+        self.epochs = 0
+        self.loaders = {
+            "Loader(group=)": self.loader(group=self.devices),
+            "Loader(relay=)": self.loader(device=self.devices[0], relay=self.devices[1:]),
+        }
+
+    def pin(self, tensor: Any) -> Any:
+        return tensor.pin_memory() if self.on_gpus else tensor
+
+    def loader(self, **more: Any) -> Any:
+        import penstock
+
+        data = (self.samples, self.torch.arange(len(self.samples)))
+        return penstock.Loader(data, max(1, min(256, len(self.samples) // 128)), shuffle=True, **more)
+
+    def epoch(self, name: str, compare: bool = False) -> list[Any]:
+        """An epoch of a Loader, apart from the last one, so that no batch is read before its turn."""
+        self.epochs += 2
+        self.loaders[name].set_epoch(self.epochs)
+        seen = 0
+        for batch in self.loaders[name]:
+            for x, number in batch if name == "Loader(group=)" else [batch]:
+                if compare and not self.torch.equal(x.cpu(), self.samples[number.cpu()]):
+                    sys.exit(f"groups.py: {name}: wrong bytes on {x.device}")
+            seen += len(number)
+        if compare and seen != len(self.samples):
+            sys.exit(f"groups.py: {name}: {seen} samples of {len(self.samples)}")
+        return []
 
     def load(self, *device: str, **more: Any) -> list[Any]:
         """The file, out of the page cache, on each device that receives it."""
@@ -96,7 +134,7 @@ class Bench:
         return []
 
     def synchronize(self) -> None:
-        for device in self.devices:
+        for device in self.devices if self.on_gpus else ():
             self.torch.cuda.synchronize(device)
 
     def copy_to_each(self) -> list[Any]:
@@ -117,13 +155,16 @@ class Bench:
         import penstock
 
         first, others = self.devices[0], self.devices[1:]
-        return {
+        plain = {
             EACH: self.copy_to_each,
             "the same to the first, and NCCL's broadcast": self.copy_and_broadcast,
+            ONE_LINK: self.copy_to_first,
+        }
+        return {
+            **(plain if self.on_gpus else {}),
             "to_device(group=), pinned": lambda: penstock.to_device(self.pinned, group=self.devices),
             "to_device(group=), pageable": lambda: penstock.to_device(self.pageable, group=self.devices),
-            ONE_LINK: self.copy_to_first,
-            "to_device, to the first alone, pinned": lambda: [penstock.to_device(self.pinned, first)],
+            ALONE: lambda: [penstock.to_device(self.pinned, first)],
             "to_device, to the first alone, pageable": lambda: [penstock.to_device(self.pageable, first)],
             "to_device(relay=), pinned": lambda: [penstock.to_device(self.pinned, first, relay=others)],
             "to_device(relay=), pageable": lambda: [penstock.to_device(self.pageable, first, relay=others)],
@@ -131,6 +172,7 @@ class Bench:
             "load_safetensors, to the first alone": lambda: self.load(first),
             "load_safetensors(relay=)": lambda: self.load(first, relay=others),
             self.reading(): self.read,
+            **{name: functools.partial(self.epoch, name) for name in self.loaders},
         }
 
     def reading(self) -> str:
@@ -138,9 +180,9 @@ class Bench:
 
     def beside(self, name: str) -> list[str]:
         """A row's rate as a multiple of one link's, the goal, and the share of what threads read, each as text."""
-        rate, one = self.rates[name], self.rates[ONE_LINK]
-        ratio, links = rate / one, self.rates[EACH] * len(self.devices) / one
-        goal = LEAST_SHARE_OF_LINKS * links if name in ("to_device(group=), pinned", "to_device(relay=), pinned") else 0
+        rate, one = self.rates[name], self.rates[ONE_LINK if self.on_gpus else ALONE]
+        ratio, links = rate / one, self.rates.get(EACH, one) * len(self.devices) / one
+        goal = LEAST_SHARE_OF_LINKS * links if name in WITH_GOAL else 0
         met = "" if not goal else f"{goal:.2f}: {'met' if ratio >= goal else 'not met'}"
         share = f"{rate / self.rates[self.reading()]:.0%}" if name.startswith("load_safetensors") else ""
         return [f"{ratio:.2f}", met, share]
@@ -150,7 +192,7 @@ class Bench:
             there.fill_(0xA5)
         self.synchronize()
         for there in call():
-            if not self.torch.equal(there, self.pageable.to(there.device)):
+            if not self.torch.equal(there.cpu(), self.pageable):
                 sys.exit(f"groups.py: {name}: wrong bytes on {there.device}")
 
     def race(self) -> None:
@@ -160,6 +202,8 @@ class Bench:
         for name, call in contenders.items():
             self.verify(name, call)
         self.read(compare=True)
+        for name in self.loaders:
+            self.epoch(name, compare=True)
         for _ in range(self.arguments.repetitions):
             for name, call in contenders.items():
                 self.synchronize()
@@ -258,9 +302,10 @@ def main() -> int:
     for name, rate in bench.rates.items():
         print(f"| {name} | {rate:.1f} | {' | '.join(bench.beside(name))} |", flush=True)
     bench.write({})
-    reduced = bench.reduce()
-    print_reduced(reduced)
-    bench.write(reduced)
+    if bench.on_gpus:
+        reduced = bench.reduce()
+        print_reduced(reduced)
+        bench.write(reduced)
     return 0
 
 

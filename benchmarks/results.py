@@ -38,7 +38,6 @@ PARTS = {
     "park": ("gpu-park.json", 1),
     "pictures": ("gpu-pictures.json", 1),
     "training": ("gpu-training.json", 1),
-    "group": ("gpu-group.json", 2),
     "groups": ("gpu-groups.json", 2),
     "processes": ("gpu-processes.json", 2),
 }

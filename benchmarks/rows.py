@@ -37,11 +37,11 @@ class Row(NamedTuple):
     answers: bool  # whether it is among the first lines of the page
 
 
-def table(work: str, goal: str, name: str = "table") -> Callable[[Any], Cell | None]:
+def table(work: str, goal: str) -> Callable[[Any], Cell | None]:
     """The line of a C++ benchmark's own table that begins so."""
 
     def read(part: Any) -> Cell | None:
-        found = [line for line in part[name] if line["work"].startswith(work)]
+        found = [line for line in part["table"] if line["work"].startswith(work)]
         if not found:
             return None
         line = found[0]
@@ -448,14 +448,7 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
         ("all GPUs receive all, `to_device(group=)`", ALL_LINKS, "95 %", links("to_device(group=), pinned")),
         ("one receives over all links, `to_device(relay=)`", ALL_LINKS, "95 %", links("to_device(relay=), pinned")),
         ("NCCL's all-reduce beside this relay", "alone", "97 %", all_reduce),
-    ),
-    "group": (
-        (
-            "all GPUs get the same batches, `Loader(group=)`, C++",
-            ALL_LINKS,
-            "0.95",
-            table("Loader of the group: each of them receives", "0.95", "rows"),
-        ),
+        ("all GPUs get the same batches, `Loader(group=)`", ALL_LINKS, "95 %", links("Loader(group=)")),
     ),
     "processes": (
         ("a process for each GPU, a share each, `Loader`", "raw copies", "97 %", processes("later epochs", 0.97)),

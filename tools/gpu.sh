@@ -117,7 +117,7 @@ case "${1:-}" in
       fi
       count=$(python3 -c 'import torch; print(torch.cuda.device_count())')
       mapfile -t gpus < <(seq -f 'cuda:%g' 0 $((count - 1)))
-      if [ ${#gpus[@]} -gt 1 ] && wants groups build/gpu-group.json build/gpu-groups.json build/gpu-processes.json; then
+      if [ ${#gpus[@]} -gt 1 ] && wants groups build/gpu-groups.json build/gpu-processes.json; then
         # Python's engines look for profiles of this machine and hour there.
         profiles=$PWD/build/cache
         mkdir -p "$profiles"
@@ -126,8 +126,6 @@ case "${1:-}" in
         done
         XDG_CACHE_HOME=$profiles build/release/penstock link --devices "${gpus[@]}" \
           --json build/gpu-group-link.json || status=1
-        build/release/benchmarks/bench_group --devices "${gpus[@]}" --mib 2048 --profiles "$profiles" \
-          --json build/gpu-group.json || status=1
         XDG_CACHE_HOME=$profiles python3 benchmarks/groups.py --devices "${gpus[@]}" \
           --json build/gpu-groups.json || status=1
         XDG_CACHE_HOME=$profiles python3 benchmarks/processes.py --devices "${gpus[@]}" --mib 16384 --sample-kib 147 \

@@ -92,7 +92,6 @@ def a_run(good: bool) -> dict:
 
     fast, slow = (100.0, 50.0) if good else (50.0, 50.0)
     beside = "beside `to_device(relay=)` to the first, pinned"
-    group = {"work": "Loader of the group: each of them receives, and more", "penstock": "ours", "beside": "theirs"}
     return {
         "machine": "nvidia-test-x2",
         "gpus": ["NVIDIA Test", "NVIDIA Test"],
@@ -138,6 +137,7 @@ def a_run(good: bool) -> dict:
                     rows.EACH: slow,
                     "to_device(group=), pinned": fast,
                     "to_device(relay=), pinned": fast,
+                    "Loader(group=)": fast,
                 },
                 "all_reduce": {
                     "alone": [fast, 0, []],
@@ -145,7 +145,6 @@ def a_run(good: bool) -> dict:
                     beside: [fast if good else 1, 0, []],
                 },
             },
-            "group": {"rows": [{**group, "ratio": "0.99", "goal": "0.95", "met": good}]},
             "processes": {
                 "devices": ["cuda:0", "cuda:1"],
                 "gbps": {
@@ -231,7 +230,7 @@ class ResultsTests(unittest.TestCase):
         self.assertEqual(one["parts"], {"starts": STARTS})
         self.assertEqual(one["missing"], ["engine", "loader", "recorder", "compare", "gains", *NEWER])
         self.assertEqual(two["parts"].keys(), {"starts", "processes"})
-        self.assertEqual(two["missing"], [*one["missing"], "group", "groups"])
+        self.assertEqual(two["missing"], [*one["missing"], "groups"])
         self.assertEqual(json.loads(results.text_of(two)), two)
 
     def test_parts_that_a_run_lacks_stay(self):
