@@ -18,28 +18,28 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
   ProcessGroup
 - equal DataLoaders of as many samples, in order, by feed: each process feeds all of them, and with a ProcessGroup
   (without PyTorch this is left out)
-- the first process alone, by a Loader: over its own link, and with relay= over the links of all devices
-- on GPUs: an all-reduce of 1 GiB by all processes (NCCL), alone and beside these two Loaders
 - with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
   Accelerate's dispatch_batches=True, in which the first process reads for all
 
 A rate counts the bytes of all processes from the common start until the last of them has ended. What a Loader has ahead
 at the start counts, too: take a dataset that is large beside a few batches. Memory is the
 proportional set size of the shared pages, summed over the processes, and the largest resident size of the process that
-made them. Prints a table, with each rate as a multiple of all raw copies together (of an all-reduce: of one alone).
+made them. Prints a table, with each rate as a multiple of all raw copies together. groups.py has relays, and
+all-reduces beside them.
 `--json FILE` writes the figures, too; `--json -` prints them in place of the table.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
+import operator
 import os
 import socket
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -47,11 +47,10 @@ from typing import Any
 
 import numpy as np
 
-# NVLink multicast is off, so that all-reduces of hosts with and without it compare. NCCL reads this at its start.
+# NVLink multicast is off, so that hosts with and without it compare. NCCL reads this at its start.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 FILE_BYTES = 2 << 30  # of the samples in a file, and in equal DataLoaders, at most
-BROUGHT = ": what it brings"  # the row of a Loader beside an all-reduce
 
 
 def parse() -> argparse.Namespace:
@@ -156,6 +155,15 @@ class Rank:
         fed = feed()
         self.figures[name] = (fed, begin, time.monotonic())
 
+    def feed_epochs(self, batches: Callable[[], Any], times: int) -> int:
+        """As many in each process."""
+        fed, batch = 0, None
+        for _ in range(times):
+            for batch in batches():
+                fed += batch.shape[0] * self.sample_bytes
+        self.wait_for(batch)
+        return fed
+
     def feed_for(self, batches: Any) -> int:
         end, fed, batch = time.monotonic() + self.arguments.seconds, 0, None
         while time.monotonic() < end:
@@ -173,14 +181,7 @@ class Rank:
         self.wait_for(next(batches))
         self.figures["set_up_seconds"] = time.monotonic() - begin
 
-        def rest() -> int:
-            fed, batch = 0, None
-            for batch in batches:
-                fed += batch.shape[0] * self.sample_bytes
-            self.wait_for(batch)
-            return fed
-
-        self.together("first epoch", rest)
+        self.together("first epoch", lambda: self.feed_epochs(lambda: batches, 1))
         self.figures["numbers"] = verified(loader, self.samples, loader_to_host)
         self.together("later epochs", lambda: self.feed_for(loader))
 
@@ -210,39 +211,35 @@ class Rank:
             numbers = verified(loader, self.samples, loader_to_host)
             if not np.array_equal(np.sort(numbers), np.arange(len(self.samples))):
                 raise SystemExit(f"the same batches, {name}: not every sample came once")
-
-            def epochs(loader: Any = loader) -> int:
-                fed, batch = 0, None
-                for _ in range(4):  # as many in each process
-                    for batch in loader:
-                        fed += batch.shape[0] * self.sample_bytes
-                self.wait_for(batch)
-                return fed
-
+            epochs = functools.partial(self.feed_epochs, functools.partial(iter, loader), 4)
             self.together(f"the same batches for all, {name}", epochs)
             if self.rank == 0:
                 print(f"{name}: {loader.describe()[0]}", file=sys.stderr)
             self.barrier.wait()
             loader.close()
 
+    def arrays_for_all(self, what: str, alone: str, bring: Callable[..., Any], samples: np.ndarray) -> None:
+        """Arrays that each process brings, and that they bring once for all."""
+        import penstock
+
+        for name, more in {alone: {}, "once": {"group": penstock.ProcessGroup()}}.items():
+            if not np.array_equal(np.asarray(penstock.to_host(bring(**more))), samples):
+                raise SystemExit(f"{what} for all, {name}: other bytes arrived than memory holds")
+
+            def repeated(more: Any = more) -> int:
+                for _ in range(4):  # as many in each process
+                    self.wait_for(bring(**more))
+                return 4 * samples.nbytes
+
+            self.together(f"{what} for all, {name}", repeated)
+
     def same_tree(self) -> None:
         import penstock
 
-        group = penstock.ProcessGroup()
-        for name, more in {"each brings all": {}, "once": {"group": group}}.items():
+        def send(**more: Any) -> Any:
+            return penstock.to_device({"samples": self.samples}, self.device, **more)["samples"]
 
-            def send(more: Any = more) -> Any:
-                return penstock.to_device({"samples": self.samples}, self.device, **more)["samples"]
-
-            if not np.array_equal(np.asarray(penstock.to_host(send())), self.samples):
-                raise SystemExit(f"a tree for all, {name}: other bytes arrived than memory holds")
-
-            def trees(send: Callable[[], Any] = send) -> int:
-                for _ in range(4):  # as many in each process
-                    self.wait_for(send())
-                return 4 * self.samples.nbytes
-
-            self.together(f"a tree for all, {name}", trees)
+        self.arrays_for_all("a tree", "each brings all", send, self.samples)
 
     def first_samples(self) -> np.ndarray:
         return self.samples[: max(1, FILE_BYTES // self.sample_bytes)]
@@ -254,21 +251,11 @@ class Rank:
         if self.rank == 0:
             penstock.save_safetensors({"samples": samples}, self.arguments.file)
         self.barrier.wait()
-        group = penstock.ProcessGroup()
-        for name, more in {"each loads all": {}, "once": {"group": group}}.items():
 
-            def load(more: Any = more) -> Any:
-                return penstock.load_safetensors(self.arguments.file, self.device, **more)["samples"]
+        def load(**more: Any) -> Any:
+            return penstock.load_safetensors(self.arguments.file, self.device, **more)["samples"]
 
-            if not np.array_equal(np.asarray(penstock.to_host(load())), samples):
-                raise SystemExit(f"a file for all, {name}: other bytes arrived than memory holds")
-
-            def files(load: Callable[[], Any] = load) -> int:
-                for _ in range(4):  # as many in each process
-                    self.wait_for(load())
-                return 4 * samples.nbytes
-
-            self.together(f"a file for all, {name}", files)
+        self.arrays_for_all("a file", "each loads all", load, samples)
 
     def same_feeds(self) -> None:
         import penstock
@@ -285,90 +272,9 @@ class Rank:
             numbers = verified((batch for (batch,) in feed), samples, loader_to_host)
             if not np.array_equal(numbers, np.arange(len(samples))):
                 raise SystemExit(f"feeds for all, {name}: not every sample came once, in order")
-
-            def epochs(feed: Any = feed) -> int:
-                fed, batch = 0, None
-                for _ in range(2):  # as many in each process
-                    for (batch,) in feed:
-                        fed += batch.shape[0] * self.sample_bytes
-                self.wait_for(batch)
-                return fed
-
-            self.together(f"feeds for all, {name}", epochs)
+            batches = functools.partial(map, operator.itemgetter(0), feed)
+            self.together(f"feeds for all, {name}", functools.partial(self.feed_epochs, batches, 2))
             self.barrier.wait()
-
-    def first_alone(self, **more: Any) -> Any:
-        """A Loader of all samples, in the first process; None in the others, whose links idle."""
-        import penstock
-
-        if self.rank != 0:
-            return None
-        options = {"shuffle": True, "device": self.device, "rank": 0, "world_size": 1}
-        return penstock.Loader(self.shared, self.arguments.batch, **options, tuning=self.tuning(), **more)
-
-    def relays(self) -> None:
-        if self.is_gpu:
-            self.join_torch()
-            self.all_reduce("all-reduce, alone", None)
-        ways = {"over its own link": {}, "over all links": {"relay": self.arguments.devices[1:]}}
-        for name, more in ways.items():
-            loader = self.first_alone(**more)
-            if loader is not None:
-                verified(loader, self.samples, loader_to_host)
-
-            def feed(loader: Any = loader) -> int:
-                return 0 if loader is None else self.feed_for(loader)
-
-            self.together(f"the first alone, {name}", feed)
-            if self.is_gpu:
-                self.all_reduce(f"all-reduce, beside the first {name}", loader)
-            if loader is not None:
-                loader.close()
-
-    def all_reduce(self, name: str, loader: Any) -> None:
-        """Notes the bytes that NCCL reduces, and those that `loader` brings meanwhile."""
-        import torch
-
-        times = int(self.arguments.seconds * 200)  # as many in each process
-        values = torch.ones(1 << 28, device=self.device)
-        torch.distributed.all_reduce(values)
-        over, fed = threading.Event(), 0
-
-        def feed() -> None:
-            nonlocal fed
-            torch.cuda.set_device(self.device)  # a thread has its own
-            while not over.is_set():
-                for batch in loader:
-                    fed += batch.shape[0] * self.sample_bytes
-                    torch.cuda.current_stream().synchronize()
-                    if over.is_set():
-                        break
-
-        feeding = threading.Thread(target=feed)
-        if loader is not None:
-            feeding.start()
-            while fed == 0:
-                if not feeding.is_alive():
-                    raise SystemExit(f"{name}: the Loader brought nothing")
-                time.sleep(0.001)
-
-        at_first = 0
-
-        def reduce() -> int:
-            nonlocal at_first
-            at_first = fed
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for _ in range(times):
-                    torch.distributed.all_reduce(values)
-            stream.synchronize()
-            return times * values.nbytes if self.rank == 0 else 0
-
-        self.together(name, reduce)
-        self.figures[name + BROUGHT] = (fed - at_first, *self.figures[name][1:])
-        over.set()
-        if loader is not None:
-            feeding.join()
 
     def join_torch(self) -> bool:
         """Makes all processes known to torch.distributed. False without PyTorch."""
@@ -508,7 +414,6 @@ def work(rank: int, arguments: argparse.Namespace, port: int, barrier: Any, answ
     here.same_tree()
     here.same_file()
     here.same_feeds()
-    here.relays()
     if arguments.dataloader is not None:
         here.dataloader()
     if here.join_torch():
@@ -550,13 +455,6 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [gathered[rank] for rank in range(processes)]
 
 
-def ratio(name: str, rates: dict[str, float]) -> str:
-    """A row's rate as a multiple of the one that it compares with, if that was measured."""
-    reduces = name.startswith("all-reduce") and not name.endswith(BROUGHT)
-    other = rates.get("all-reduce, alone" if reduces else "raw copies")
-    return "" if other is None else f"{rates[name] / other:.3f}"
-
-
 def main() -> int:
     arguments = parse()
     if arguments.dataloader is not None and not all(device.startswith("cuda") for device in arguments.devices):
@@ -591,9 +489,10 @@ def main() -> int:
         with open(arguments.json, "w") as file:
             json.dump(figures, file, indent=2)
     print(f"{', '.join(arguments.devices)}: {dataset / 1e9:.2f} GB, samples of {sample_bytes} bytes\n")
-    print("| all processes at once | GB/s in sum | x raw copies, or an all-reduce alone |\n| --- | ---: | ---: |")
+    print("| all processes at once | GB/s in sum | x raw copies |\n| --- | ---: | ---: |")
     for name, rate in rates.items():
-        print(f"| {name} | {rate:.3f} | {ratio(name, rates)} |")
+        times = f"{rate / rates['raw copies']:.3f}" if "raw copies" in rates else ""
+        print(f"| {name} | {rate:.3f} | {times} |")
     print(
         "\nThe bytes of an epoch were right. Making the dataset took {made_seconds:.2f} s, a Loader's first batch "
         "{set_up_seconds:.2f} s.".format(**figures)
