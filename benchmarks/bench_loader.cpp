@@ -3,10 +3,10 @@
 
 #include "foreign_copies.hpp"
 #include "harness.hpp"
-#include "random_field.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
+#include <penstock/data/readers.hpp>
 #include <penstock/device/device.hpp>
 #include <penstock/loader/loader.hpp>
 #include <penstock/memory/pool.hpp>
@@ -20,7 +20,10 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <optional>
+#include <random>
+#include <thread>
 
 namespace penstock::bench {
 namespace {
@@ -38,6 +41,23 @@ struct Settings {
 
 constexpr std::size_t kFirstBatchBytes = std::size_t{2500} * 1000 * 1000;
 constexpr std::size_t kResidentBytes = std::size_t{4} << 30;
+
+// Random bytes, one field of `count` samples. Pages are touched by several threads.
+FieldReaderPtr make_field(std::string name, DType dtype, Shape shape, std::size_t count) {
+  Field field{.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
+  const std::size_t words = count * field.sample_bytes() / 8;
+  auto values = std::make_shared<std::unique_ptr<std::uint64_t[]>>(new std::uint64_t[words]);
+  std::vector<std::thread> threads;
+  const std::size_t team = std::max(1U, std::thread::hardware_concurrency());
+  for (std::size_t t = 0; t < team; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(t + 1);
+      for (std::size_t i = words * t / team; i < words * (t + 1) / team; ++i) (*values)[i] = random();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return read_array(std::move(field), std::as_bytes(std::span(values->get(), words)), values);
+}
 
 double process_cpu_seconds() {
   rusage usage{};
