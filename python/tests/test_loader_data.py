@@ -377,7 +377,6 @@ RAGGED = [np.zeros((3, 2)), np.zeros((5, 2))]
         (RAGGED, ["3 to 5", "numpy.stack(data)", "collate_fn"]),
         ({"x": RAGGED}, ["cannot become a NumPy array", "numpy.stack(list(x))", "pad them", "collate_fn"]),
         ([[1, 2], [3]], ["1 to 2", "pad them"]),
-        ([(np.zeros(3), 1), (np.zeros(3), 0)], ["cannot become", "numpy.stack"]),
         ([{"x": 1}, {"x": 2}], ["numpy.stack([sample[name] for sample in data])"]),
         ([1.0, 2.0], ["numpy.asarray(data)"]),
         (np.array([b"\x89PNG", b"\xff\xd8"]), ["decoded for each sample", "penstock.feed(DataLoader"]),
@@ -396,6 +395,14 @@ RAGGED = [np.zeros((3, 2)), np.zeros((5, 2))]
 def test_the_message_names_the_line_to_write(data, messages):
     told = refusal(data)
     assert [message for message in messages if message not in told] == [], told
+
+
+@pytest.mark.parametrize("kind", [np.full, torch.full])
+def test_the_line_for_samples_that_are_tuples_works(device, kind):
+    samples = [(kind((3,), float(label)), label) for label in range(4)]
+    [line] = re.findall(r" write (\[.*?\])\. ", refusal(samples))
+    x, y = all_of(eval(line, {"numpy": np, "data": samples}))
+    assert x.tolist() == [[label] * 3 for label in range(4)] and y.tolist() == [0, 1, 2, 3]
 
 
 def line_of(message, names):

@@ -254,9 +254,9 @@ def _array(value: Any, name: str) -> Any:
     try:
         array = numpy.asarray(value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"Field '{name}' is {_a(value)}, which cannot become a NumPy array: {error}. {_IF_SHAPES_DIFFER}"
-        ) from error
+        reason = f"Field '{name}' is {_a(value)}, which cannot become a NumPy array: {str(error).rstrip('.')}."
+        samples = _IF_TUPLES_ARE_SAMPLES if isinstance(value, tuple) else ""
+        raise InvalidArgument(f"{reason} {samples}{_IF_SHAPES_DIFFER}") from error
     return _numbers(array, name)
 
 
@@ -337,6 +337,7 @@ _IF_SHAPES_DIFFER = (
     "Stack arrays of one shape: numpy.stack(list(x)). If their shapes differ, pad them, or use "
     "penstock.feed(DataLoader(dataset, batch_size=..., collate_fn=...))."
 )
+_IF_TUPLES_ARE_SAMPLES = "If it is a sample, not a field, write [numpy.stack(field) for field in zip(*data)]. "
 _DECODE = (
     "Encoded images and texts are decoded for each sample: penstock.feed(DataLoader(dataset, ...)). Names of classes "
     "become numbers: "
