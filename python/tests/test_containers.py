@@ -517,6 +517,9 @@ def test_asking_for_an_attribute_may_raise_anything(device):
     strict = Strict(x=torch.ones(1), loud=loud)
     (sent,) = penstock.feed([strict], device)
     assert type(sent) is Strict and sent.loud is loud and same(sent.x, torch.ones(1))
+    out = Strict(x=torch.zeros(1))
+    penstock.to_host(Strict(x=sent.x), out=out)
+    assert same(out.x, torch.ones(1))
 
 
 def test_a_container_of_another_type_receives_the_bytes(device):
