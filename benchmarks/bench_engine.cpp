@@ -163,7 +163,7 @@ class Bench {
   }
 
   void one_small_copy() {
-    constexpr std::size_t kBytes = 64 * 1024;
+    constexpr std::size_t kBytes = std::size_t{64} * 1024;
     std::vector<Contender> race_{raw_h2d(kBytes), {"engine", [&] {
                                                      engine_
                                                          .copy(memory_.data(), pinned_.data(), kBytes,

@@ -764,7 +764,7 @@ TimelineBuilder state_put_away(int tensors, std::int64_t between = 0) {
         }
         b.kernel(t + 395, t + 400, t + 500);
         for (int i = 0; i < tensors; ++i) {
-          const std::int64_t at = t + 510 + i * 20;
+          const std::int64_t at = t + 510 + std::int64_t{20} * i;
           b.copy(CopyDirection::h2d, MemoryKind::pinned, kMiB4, at, at + 2, at, at + 20);
         }
       },
