@@ -261,9 +261,8 @@ std::string batches_section(const FeedAccount& account) {
     for (const auto& [its_colour, batch, from, to] : times) {
       if (its_colour != colour) continue;
       bars += fmt::format(
-          "<i class=\"{}{}\" style=\"left:{:.3f}%;width:{:.3f}%\" title=\"{}, epoch {}, batch {}: {} "
-          "samples, "
-          "{} bytes over the link\"></i>\n",
+          "<i class=\"{}{}\" style=\"left:{:.3f}%;width:{:.3f}%\" title=\"{}, epoch {}, "
+          "batch {}: {} samples, {} bytes over the link\"></i>\n",
           colour, batch->batch % 2 != 0 ? " odd" : "", 100 * (from - begin) / length,
           100 * (to - from) / length, format_seconds(to - from), batch->epoch + 1, batch->batch + 1,
           count_text(batch->samples), count_text(batch->link_bytes));
@@ -351,12 +350,9 @@ std::string feed_report(const FeedAccount& account) {
       joined({sentence.substr(std::min(end + 1, sentence.size())), step_advice(account)});
   constexpr std::string_view kColumns =
       "<b>Link GB/s</b> counts the bytes that crossed the link, and <b>delivered GB/s</b> the bytes that a "
-      "model "
-      "reads, both over the whole time of the epoch. <b>Waiting</b> is the share of the time that your step "
-      "waited "
-      "for data. <b>Sets the pace</b> names the part that the others wait for: your step, a stage, or the "
-      "fixed cost "
-      "of a batch.";
+      "model reads, both over the whole time of the epoch. <b>Waiting</b> is the share of the time that your "
+      "step waited for data. <b>Sets the pace</b> names the part that the others wait for: your step, a "
+      "stage, or the fixed cost of a batch.";
   return page_html(
       {.command = "penstock feed",
        .title = joined(account.options.sources) + " to " + account.device.name,

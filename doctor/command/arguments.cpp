@@ -95,9 +95,8 @@ void add_read(CLI::App& doctor, DoctorOptions& options) {
           [&options](const std::string& text) {
             options.process = parse_count("--process", text, 0, kMostCount);
           },
-          "Of a folder with several processes, write --perfetto of the one that has the number N in the "
-          "report, "
-          "in place of the first")
+          "Of a folder with several processes, write --perfetto of the one that has the number N in "
+          "the report, in place of the first")
       ->type_name("N");
   command->footer(
       "Examples:\n"

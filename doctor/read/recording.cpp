@@ -409,10 +409,9 @@ class RecordingParser {
   void note_losses() {
     if (header_.written > header_.capacity) {
       const TimeSpan covered = whole_window(recording_.timeline);
-      note(
-          fmt::format("The recording keeps the last {} of {} records, so the report covers only the last {}.",
-                      header_.capacity, header_.written,
-                      format_seconds(1e-9 * static_cast<double>(covered.end - covered.begin))));
+      note(fmt::format(
+          "The recording keeps the last {} of {} records, so the report covers only the last {}.",
+          header_.capacity, header_.written, format_seconds(seconds_of(covered.end - covered.begin))));
     }
     if (header_.dropped > 0) {
       note(fmt::format("CUPTI had no room for {} records, so times are missing.", header_.dropped));

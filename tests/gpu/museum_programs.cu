@@ -83,7 +83,7 @@ void async(Model& model) {
 
 void pinned(Model& model) {
   for (int i = 0; i < kSteps; ++i) {
-    check(cudaMemcpyAsync(model.input, model.pinned, kBytes, kToGpu));  // HERE: pinned
+    check(cudaMemcpyAsync(model.input, model.pinned, kBytes, kToGpu));
     model.train();
   }
 }
