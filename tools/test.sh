@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all tests that need no GPU: the sanitized builds of the concurrent layers, then the whole suite.
+# Runs all tests that need no GPU: the concurrent layers under each sanitizer, then all others.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,9 +27,10 @@ run_tests() { ctest --preset "$1" --parallel "$TEST_JOBS" --output-junit ctest.x
 
 step build-asan tools/build.sh asan && step test-asan run_tests asan
 step build-tsan tools/build.sh tsan && step test-tsan run_tests tsan
-# The files of a folder are compiled as one here, and each by itself in `make check`. Python's module links to what is built;
-# `make test-frameworks` compiles all of the wheel.
-step build-ci tools/build.sh ci -DPENSTOCK_UNITY=ON && export PENSTOCK_BUILT=$PWD/build/ci && step test-ci run_tests ci
+# The files of a folder are compiled as one here, and each by itself in `make check`. `make check` and `make repeat` also run
+# the concurrent layers without a sanitizer. Python's module links to what is built; `make test-frameworks` compiles all of
+# the wheel.
+step build-ci tools/build.sh ci -DPENSTOCK_UNITY=ON "-DPENSTOCK_TEST_LAYERS=link;failures" && export PENSTOCK_BUILT=$PWD/build/ci && step test-ci run_tests ci
 step format-python tools/python.sh format --check
 mkdir -p build/python
 step test-python tools/python.sh test --junit-xml=build/python/ctest.xml && step docs tools/python.sh docs
