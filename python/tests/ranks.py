@@ -112,5 +112,5 @@ def kill_one(body, ranks, printed, chance, within_s, folder):
     assert len(said) == ranks - 1
     for text_of_one in said:
         assert '"right": true' in text_of_one
-        assert f"PID {victim.pid}" in text_of_one
+        assert f"PID {victim.pid}" in text_of_one, text_of_one
     assert not list(pathlib.Path("/dev/shm").glob("penstock*"))

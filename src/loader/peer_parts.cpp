@@ -110,6 +110,9 @@ std::string PeerParts::map_others(const std::vector<std::string>& names) {
       return error.what();
     } catch (const OutOfMemory& error) {  // nobody knows whether they would be right
       return fmt::format("copies from the others cannot be tried: {}", error.what());
+    } catch (const DeviceError&) {
+      if (board_.is_gone(rank)) throw Error(board_.trouble(rank));
+      throw;
     }
   }
   return {};
