@@ -33,8 +33,8 @@ constexpr const char* kInjection = "CUDA_INJECTION64_PATH";
 constexpr const char* kRangeInjection = "NVTX_INJECTION64_PATH";
 constexpr const char* kRecordWithout = "PENSTOCK_RECORD_WITHOUT";
 // As the recorder knows them (recorder/parts.hpp, read/recording_format.hpp).
-constexpr std::array<std::string_view, 6> kRecordedParts = {"kernels", "launches", "calls",
-                                                            "lines",   "contents", "nodes"};
+constexpr std::array<std::string_view, 5> kRecordedParts = {"kernels", "launches", "calls", "lines",
+                                                            "contents"};
 constexpr std::uint64_t kMostRecords = std::uint64_t{1} << 28;
 constexpr std::uint64_t kLeastRoom = 3'700'000;  // for the text and the first records
 

@@ -48,9 +48,8 @@ class RecordingParser {
     read_text();
     name_stacks();
     read_records();
-    keep_memory();
+    keep_contents();
     look_for_refused_copies();
-    keep_only_node();
     keep_stream_kinds();
     keep_ranges();
     Timeline& timeline = recording_.timeline;
@@ -180,16 +179,6 @@ class RecordingParser {
         if (bytes.size() >= kNumber && number_at(bytes, 0) < kMostRecordedDevices)
           timeline.devices[static_cast<std::uint16_t>(number_at(bytes, 0))] = text_of(bytes.subspan(kNumber));
         break;
-      case TextType::device_node:
-        if (bytes.size() >= 2 * kNumber && number_at(bytes, 0) < kMostRecordedDevices &&
-            number_at(bytes, 1) < kUnknownNode)
-          timeline.device_nodes[static_cast<std::uint16_t>(number_at(bytes, 0))] =
-              static_cast<std::uint8_t>(number_at(bytes, 1));
-        break;
-      case TextType::only_node:
-        if (bytes.size() >= kNumber && number_at(bytes, 0) < kUnknownNode)
-          only_node_ = static_cast<std::uint8_t>(number_at(bytes, 0));
-        break;
       case TextType::context:
         if (bytes.size() >= 2 * kNumber && number_at(bytes, 1) < kMostRecordedDevices)
           context_devices_[number_at(bytes, 0)] = static_cast<std::uint16_t>(number_at(bytes, 1));
@@ -200,6 +189,9 @@ class RecordingParser {
         if (bytes.size() >= 3 * kNumber)
           streams_.push_back(
               {number_at(bytes, 0), number_at(bytes, 1), cupti_stream_kind(number_at(bytes, 2))});
+        break;
+      case TextType::device_node:
+      case TextType::only_node:
         break;
       case TextType::watched:
         if (bytes.size() >= kNumber) watched_.push_back(number_at(bytes, 0));
@@ -284,11 +276,8 @@ class RecordingParser {
         if (record.detail > static_cast<std::uint8_t>(CallKind::free)) return false;
         const auto thread = thread_number(record.stream);
         if (!thread) return false;
-        const std::uint8_t host_node = node_of(record.extra & 0xFFu);
-        timeline.calls.push_back({own, record.correlation, *thread, static_cast<CallKind>(record.detail),
-                                  node_of(record.extra >> 8u)});
-        if (record.contents != 0 || host_node != kUnknownNode)
-          memory_.push_back({record.contents, record.correlation, host_node});
+        timeline.calls.push_back({own, record.correlation, *thread, static_cast<CallKind>(record.detail)});
+        if (record.contents != 0) contents_[record.correlation] = record.contents;
         if (const std::uint32_t frame = frame_of(record.place); frame != kNone)
           timeline.host.push_back(
               {{own.begin, std::max(own.end, own.begin + 1)}, frame, *thread, HostSpanKind::frame});
@@ -316,14 +305,11 @@ class RecordingParser {
     return false;
   }
 
-  /// Calls tell of the memory of the copies that they made.
-  void keep_memory() {
-    std::ranges::sort(memory_, {}, &CopiedMemory::correlation);
+  /// Calls tell the contents of the copies that they made.
+  void keep_contents() {
     for (TimelineCopy& copy : recording_.timeline.copies) {
-      const auto known = std::ranges::lower_bound(memory_, copy.correlation, {}, &CopiedMemory::correlation);
-      if (known == memory_.end() || known->correlation != copy.correlation) continue;
-      copy.contents = known->contents;
-      copy.host_node = known->node;
+      const auto known = contents_.find(copy.correlation);
+      if (known != contents_.end()) copy.contents = known->second;
     }
   }
 
@@ -347,16 +333,6 @@ class RecordingParser {
     timeline.refused.calls = true;
     note(fmt::format("CUPTI refused to record some calls that copy. Copies without a call: {}.",
                      without_call));
-  }
-
-  /// If the machine has one NUMA node, all that nobody could ask for is there.
-  void keep_only_node() {
-    if (only_node_ == kUnknownNode) return;
-    Timeline& timeline = recording_.timeline;
-    for (TimelineCopy& copy : timeline.copies) {
-      if (copy.host_node == kUnknownNode) copy.host_node = only_node_;
-      timeline.device_nodes.try_emplace(copy.device, only_node_);
-    }
   }
 
   /// Contexts have numbers of their own for streams. If two streams of a device have the same number and
@@ -429,11 +405,6 @@ class RecordingParser {
     }
   }
 
-  /// 0 stands for an unknown one, and is all that earlier recorders wrote.
-  static std::uint8_t node_of(unsigned number_plus_one) {
-    return number_plus_one == 0 ? kUnknownNode : static_cast<std::uint8_t>(number_plus_one - 1);
-  }
-
   std::uint32_t frame_of(std::uint64_t place) const {
     return place > 0 && place <= places_.size() ? places_[static_cast<std::size_t>(place - 1)] : kNone;
   }
@@ -486,12 +457,6 @@ class RecordingParser {
     std::optional<StreamKind> kind;
   };
 
-  struct CopiedMemory {
-    std::uint64_t contents = 0;
-    std::uint32_t correlation = 0;
-    std::uint8_t node = kUnknownNode;
-  };
-
   BytesAt bytes_;
   const std::string& file_;
   Header header_{};
@@ -503,14 +468,13 @@ class RecordingParser {
   std::vector<std::uint32_t> watched_;  ///< threads, as the recorder numbers them
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_begins_;  ///< by number
   std::vector<std::pair<std::uint32_t, TimelineRange>> range_ends_;
-  std::vector<CopiedMemory> memory_;
+  std::unordered_map<std::uint32_t, std::uint64_t> contents_;  ///< by correlation
   std::vector<RecordedStream> streams_;
   std::unordered_map<std::uint32_t, std::uint16_t> context_devices_;
   std::unordered_map<std::string, std::uint32_t> names_;
   FrameNames frame_names_{recording_.timeline};
   std::unordered_map<std::uint32_t, std::uint16_t> threads_;
   std::optional<TraceTime> origin_;
-  std::uint8_t only_node_ = kUnknownNode;
   bool has_code_ = false;  ///< frames of compiled code
   std::uint64_t kept_ = 0;
   std::uint64_t incomplete_ = 0;

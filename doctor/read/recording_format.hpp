@@ -91,8 +91,8 @@ enum class TextType : std::uint32_t {
   note = 3,         ///< a sentence for the report
   device = 4,       ///< its number (u32) and its name
   code = 5,         ///< a frame of compiled code, numbered with the others, as earlier recorders wrote them
-  device_node = 6,  ///< a device's number (u32), and that of its NUMA node (u32)
-  only_node = 7,    ///< the machine has one NUMA node: its number (u32)
+  device_node = 6,  ///< this and the next one: of NUMA, as earlier recorders wrote them
+  only_node = 7,
   context = 8,   ///< its number (u32), that of its device (u32), and that of its default stream (u32), which
                  ///< earlier recorders did not write
   stream = 9,    ///< the number of its context (u32), its own (u32), and its kind (u32) as CUPTI's
@@ -109,9 +109,8 @@ enum class RecordType : std::uint8_t {
   work = 2,  ///< extra: kMemorySet, or an odd number: above its kGridBits, the same for the same kernel, and
              ///< in all the same for the same grid, too. Earlier recorders mixed both. Of kernels that send
              ///< data between GPUs, a multiple of 4 (work_labels.hpp), which earlier recorders did not tell
-  call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none; extra: of large copies,
-             ///< the NUMA node of the host memory in the lower half, that of the thread in the upper. They
-             ///< are numbers plus one; 0: not known
+  call = 3,  ///< detail: CallKind; place: number of its stack, 0 if there is none; extra: earlier recorders
+             ///< wrote NUMA nodes
   wait = 4,  ///< a thread was seen in next() of a loader; detail: its index in kLoaders
   range =
       5,  ///< a range of NVTX begins (detail 0) or ends (1); correlation: its number; contents: of its name

@@ -1,6 +1,7 @@
 #include "contents.hpp"
 
 #include "careful_copy.hpp"
+#include "cupti.hpp"
 #include "doctor/read/recording_format.hpp"
 #include "mix.hpp"
 
@@ -32,12 +33,22 @@ bool take_sample(const char* source, std::uint64_t bytes, Sample& sample) noexce
 
 }  // namespace
 
-std::uint64_t hash_input(const HostMemory& memory) noexcept {
-  if (!memory.is_source || memory.bytes <= recording::kSmallCopyBytes) return 0;
+InputCall input_call(int domain, std::string_view name) noexcept {
+  // With what follows the name: the version, or the default stream that is meant.
+  const auto is_any_of = [name](std::string_view one, std::string_view other) {
+    return name.starts_with(one) || name.starts_with(other);
+  };
+  if (domain == kDriverDomain)
+    return is_any_of("cuMemcpyHtoD_v2", "cuMemcpyHtoDAsync_v2") ? InputCall::yes : InputCall::no;
+  return is_any_of("cudaMemcpy_", "cudaMemcpyAsync_") ? InputCall::as_told : InputCall::no;
+}
+
+std::uint64_t hash_input(const void* source, std::uint64_t bytes) noexcept {
+  if (bytes <= recording::kSmallCopyBytes) return 0;
   Sample sample;
-  if (!take_sample(static_cast<const char*>(memory.begin), memory.bytes, sample)) return 0;
+  if (!take_sample(static_cast<const char*>(source), bytes, sample)) return 0;
   std::size_t changes = 0;
-  std::uint64_t hash = mix(0, memory.bytes);
+  std::uint64_t hash = mix(0, bytes);
   for (std::size_t i = 0; i < kPairs; ++i) {
     hash = mix(hash, sample[i]);
     changes += i > 0 && sample[i] != sample[i - 1] ? 1 : 0;

@@ -80,8 +80,8 @@ std::uint8_t CuptiSession::kind_of(int domain, std::uint32_t function) const noe
   return function_of(domain, function).kind;
 }
 
-CopyCall CuptiSession::copy_of(int domain, std::uint32_t function) const noexcept {
-  return function_of(domain, function).copy;
+InputCall CuptiSession::input_of(int domain, std::uint32_t function) const noexcept {
+  return function_of(domain, function).input;
 }
 
 void CuptiSession::look_for_doubled(const CuptiCallRecord& launch) noexcept {
@@ -142,7 +142,7 @@ void CuptiSession::find_functions(int domain, Function* functions) noexcept {
     const auto kind = call_kind(name);
     if (!kind || !(*kind == CallKind::launch ? parts_.launches : parts_.calls)) continue;
     functions[function].kind = static_cast<std::uint8_t>(*kind);
-    functions[function].copy = copy_call(domain, name);
+    functions[function].input = input_call(domain, name);
   }
 }
 

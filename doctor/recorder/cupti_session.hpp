@@ -1,8 +1,8 @@
 #pragma once
 
+#include "contents.hpp"
 #include "cupti.hpp"
 #include "doctor/read/call_names.hpp"
-#include "host_memory.hpp"
 #include "parts.hpp"
 #include "recording_file.hpp"
 
@@ -37,7 +37,7 @@ class CuptiSession {
   [[nodiscard]] bool has_callbacks() const noexcept { return subscriber_ != nullptr; }
   /// A CallKind, or kNotKept.
   [[nodiscard]] std::uint8_t kind_of(int domain, std::uint32_t function) const noexcept;
-  [[nodiscard]] CopyCall copy_of(int domain, std::uint32_t function) const noexcept;
+  [[nodiscard]] InputCall input_of(int domain, std::uint32_t function) const noexcept;
 
   /// Sees whether a launch of the runtime is recorded twice, as the driver's call within it, too. CUPTI's
   /// buffers hold the calls of a thread in the order of their ends. Any thread may call it.
@@ -50,7 +50,7 @@ class CuptiSession {
   static constexpr std::uint32_t kMostFunctions = 2048;  // of the runtime or the driver; there are some 900
   struct Function {
     std::uint8_t kind = kNotKept;
-    CopyCall copy = CopyCall::unknown;
+    InputCall input = InputCall::no;
     std::atomic<bool> is_doubled{false};  ///< a launch of the runtime that is recorded twice
   };
 

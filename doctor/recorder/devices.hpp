@@ -7,7 +7,7 @@
 
 namespace penstock::recorder {
 
-/// The devices that did something: their names and NUMA nodes, as text of the recording. Knows those with
+/// The devices that did something: their names, as text of the recording. Knows those with
 /// numbers below 64.
 class Devices {
  public:
@@ -23,8 +23,5 @@ class Devices {
   std::atomic<std::uint64_t> seen_{0};
   std::uint64_t noted_ = 0;
 };
-
-/// Notes that the machine has only one NUMA node, if it does.
-void note_only_node(RecordingFile& file) noexcept;
 
 }  // namespace penstock::recorder

@@ -14,7 +14,6 @@ struct Parts {
   bool calls = true;     ///< all others
   bool lines = true;     ///< the places of calls
   bool contents = true;  ///< of copies
-  bool nodes = true;     ///< of the memory of copies
 };
 
 [[nodiscard]] inline Parts parts_without(std::string_view list) noexcept {
@@ -27,7 +26,6 @@ struct Parts {
     if (name == "calls") parts.calls = false;
     if (name == "lines") parts.lines = false;
     if (name == "contents") parts.contents = false;
-    if (name == "nodes") parts.nodes = false;
   }
   return parts;
 }

@@ -3,7 +3,7 @@
 // of copies and waits, into a mapped file (recording_format.hpp).
 //
 // It works in someone else's program. So it throws nothing, changes nothing that the program sees, calls the
-// driver only for the names and places of devices, and stops if the program's own profiler starts.
+// driver only for the names of devices, and stops if the program's own profiler starts.
 
 #include "activity_buffers.hpp"
 #include "contents.hpp"
@@ -12,9 +12,7 @@
 #include "devices.hpp"
 #include "doctor/read/python_files.hpp"
 #include "doctor/timeline/work_labels.hpp"
-#include "host_memory.hpp"
 #include "mix.hpp"
-#include "numa_nodes.hpp"
 #include "parts.hpp"
 #include "places.hpp"
 #include "python_stack.hpp"
@@ -121,21 +119,14 @@ Record record_of(RecordType type, std::uint64_t begin, std::uint64_t end) noexce
   return record;
 }
 
-/// What is recorded of what a call copies.
-struct CopiedMemory {
-  std::uint64_t contents = 0;
-  std::uint16_t nodes = 0;
-};
-
 void add_call(std::uint8_t kind, std::uint64_t begin, std::uint64_t end, std::uint32_t correlation,
-              std::uint32_t thread, std::uint64_t place, const CopiedMemory& memory) noexcept {
+              std::uint32_t thread, std::uint64_t place, std::uint64_t contents) noexcept {
   Record record = record_of(RecordType::call, begin, end);
   record.detail = kind;
   record.correlation = correlation;
   record.stream = thread;
   record.place = place;
-  record.contents = memory.contents;
-  record.extra = memory.nodes;
+  record.contents = contents;
   file.add(record);
 }
 
@@ -186,19 +177,15 @@ void note_looks(WatchedThread& watched) noexcept {
   });
 }
 
-/// Looks at what a call copies, once the call has been made, while the device is already at work.
-CopiedMemory look_at_memory(int domain, std::uint32_t function, const CuptiCallDetails& details) noexcept {
-  const CopyCall copy = session.copy_of(domain, function);
-  if (copy == CopyCall::unknown || details.parameters == nullptr) return {};
-  const auto& parameters = *static_cast<const CuptiCopyParameters*>(details.parameters);
-  const HostMemory memory = host_memory(copy, parameters);
-  CopiedMemory seen;
-  if (memory.bytes <= recording::kSmallCopyBytes) return seen;
-  if (parts.contents) seen.contents = hash_input(memory);
-  if (parts.nodes)
-    seen.nodes =
-        static_cast<std::uint16_t>(node_of_memory(memory.begin, memory.bytes) | node_of_this_thread() << 8);
-  return seen;
+/// Looks at what a call copies to a device, once the call has been made, while the device is already at work.
+std::uint64_t look_at_input(int domain, std::uint32_t function, const CuptiCallDetails& details) noexcept {
+  constexpr std::int32_t kToDevice = 1;  // cudaMemcpyKind
+  const InputCall input = session.input_of(domain, function);
+  if (!parts.contents || input == InputCall::no || details.parameters == nullptr) return 0;
+  const auto& copy = *static_cast<const CuptiCopyParameters*>(details.parameters);
+  // Memory of unknown whereabouts (cudaMemcpyDefault) may be managed: reading that would move it.
+  if (input == InputCall::as_told && copy.direction != kToDevice) return 0;
+  return hash_input(copy.source, copy.bytes);
 }
 
 /// A call of the runtime makes calls of the driver. The outermost counts, with the driver's correlation: that
@@ -231,7 +218,7 @@ void on_call(void*, int domain, std::uint32_t function, const void* data) {
     note_looks(*call.watched);
   }
   add_call(call.kind, call.begin, end, call.correlation, call.thread, parts.lines ? places.own() : 0,
-           look_at_memory(domain, function, details));
+           look_at_input(domain, function, details));
   call.correlation = 0;
 }
 
@@ -283,7 +270,7 @@ void add_call_activity(const CuptiCallRecord& call) noexcept {
   // Others come with their places from the callbacks, if there are any.
   if (call.end == 0 || kind == kNotKept || (!is_launch(kind) && session.has_callbacks())) return;
   if (is_launch(kind)) session.look_for_doubled(call);
-  add_call(kind, call.begin, call.end, call.correlation, call.thread, 0, {});
+  add_call(kind, call.begin, call.end, call.correlation, call.thread, 0, 0);
 }
 
 void add_activity(const void* data) noexcept {
@@ -512,7 +499,6 @@ void start() noexcept {
     std::snprintf(note, sizeof note, "Left out of the recording, as it was asked for: %s.", left_out);
     file.note(note);
   }
-  note_only_node(file);
   const bool has_frames = python.attach();
   if (python.version()[0] == 0) {
     file.header().left_out |= recording::kWithoutPython;

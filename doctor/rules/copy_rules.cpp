@@ -27,7 +27,6 @@ namespace {
 constexpr double kSmallCopies = 16;  // of a step
 constexpr double kExposed = 0.05;    // of a step
 constexpr double kContended = 0.05;  // of a step
-constexpr double kFar = 0.05;        // of a step
 constexpr TraceTime kBackToBack = 5'000;
 constexpr std::uint64_t kLargeCopy = 1 << 20;
 constexpr std::size_t kStateCopies = 4;  // of a step, that leave together
@@ -42,23 +41,9 @@ bool is_large_input(const ViewedCopy& viewed, MemoryKind kind) {
   return copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && copy.source == kind;
 }
 
-bool is_elsewhere(std::uint8_t node, std::uint8_t home) { return node != kUnknownNode && node != home; }
-
-/// True if the thread that called the copy itself copies, on another NUMA node than `home`.
-bool is_made_elsewhere(const DeviceView& view, const ViewedCopy& viewed, std::uint8_t home) {
-  const TimelineCopy& copy = *viewed.copy;
-  const auto host = copy.direction == CopyDirection::h2d ? copy.source : copy.destination;
-  return host == MemoryKind::pageable && viewed.made != nullptr &&
-         is_elsewhere(view.call(*viewed.made).node, home);
-}
-
-/// Seconds of one copy from or to pinned memory, as the link profile knows it.
-double pinned_seconds(const LinkProfile& profile, std::uint64_t bytes,
-                      CopyDirection direction = CopyDirection::h2d) {
-  const TransferKinds kinds = direction == CopyDirection::h2d
-                                  ? TransferKinds{MemoryKind::pinned, MemoryKind::device}
-                                  : TransferKinds{MemoryKind::device, MemoryKind::pinned};
-  return profile.predict(static_cast<std::size_t>(bytes), 1, kinds);
+/// Seconds of one copy from pinned memory, as the link profile knows it.
+double pinned_seconds(const LinkProfile& profile, std::uint64_t bytes) {
+  return profile.predict(static_cast<std::size_t>(bytes), 1, {MemoryKind::pinned, MemoryKind::device});
 }
 
 /// The best rate of large pinned copies to the device, 0 if there are none.
@@ -501,45 +486,6 @@ std::optional<Finding> find_contended_copies(const DeviceView& view) {
   return finding;
 }
 
-std::optional<Finding> find_far_memory(const DeviceView& view) {
-  const auto known = view.timeline.device_nodes.find(view.account.device);
-  if (known == view.timeline.device_nodes.end()) return std::nullopt;
-  const std::uint8_t home = known->second;
-  std::size_t far = 0;
-  std::size_t made_elsewhere = 0;
-  double pinned = 0;  // seconds of the same copies, as the profile measured them at the GPU's node
-  const auto copies = copies_that(view, [&](const ViewedCopy& viewed) {
-    const TimelineCopy& copy = *viewed.copy;
-    const bool is_far = is_elsewhere(copy.host_node, home);
-    const bool by_far = is_made_elsewhere(view, viewed, home);
-    if (copy.bytes <= kSmallBytes || !(is_far || by_far)) return false;
-    far += is_far ? 1 : 0;
-    made_elsewhere += by_far ? 1 : 0;
-    if (view.profile != nullptr) pinned += pinned_seconds(*view.profile, copy.bytes, copy.direction);
-    return true;
-  });
-  const double exposed = exposed_seconds(view, copies);
-  if (!is_regular(view, copies) || exposed < kFar * view.account.step_seconds()) return std::nullopt;
-  Finding finding = copy_finding(view, copies);
-  finding.gain = {0, exposed * std::max(0.0, 1 - pinned / view.steps() / finding.seconds)};
-  finding.text = fmt::format(
-      "Copies between NUMA nodes: {}{}. The GPU is at node {}; at another is the memory of {:.3g}, and the "
-      "thread that copies {:.3g}. Nothing hides {} of their {}.",
-      count_text(view, finding), rate_text(finding), home, static_cast<double>(far) / view.steps(),
-      static_cast<double>(made_elsewhere) / view.steps(), format_seconds(exposed),
-      format_seconds(finding.seconds));
-  finding.meaning =
-      "The bytes also pass the link between the processors. The driver copies pageable memory in the thread "
-      "that calls, so that thread's node matters, too.";
-  finding.change = fmt::format("numactl --cpunodebind={0} --membind={0} {1}", home,
-                               view.timeline.is_compiled ? "./program" : "python train.py");
-  finding.penstock_change = view.timeline.is_compiled
-                                ? "penstock::make_pinned_pool(device)   is memory at the GPU's node"
-                                : "for batch in penstock.feed(loader): ...   stages pageable batches at the "
-                                  "GPU's node";
-  return finding;
-}
-
 constexpr auto kCopyRules = std::to_array<Rule>({
     {.id = "pageable-copies",
      .needs = Needs(Need::memory_kinds, Need::sizes),
@@ -664,16 +610,6 @@ constexpr auto kCopyRules = std::to_array<Rule>({
           "half of the time in which no kernel runs, or of the time in which nothing is copied to the GPU if "
           "that is shorter",
           "the time in which no kernel runs"}},
-    {.id = "far-memory",
-     .needs = Needs(Need::sizes, Need::nodes),
-     .find = find_far_memory,
-     .advice = {"", ""},
-     .row = {"copies of more than 64 KiB are exposed for 5 % of a step, and their host memory is known to "
-             "lie at another NUMA node than the GPU's. Or it is pageable, and the thread that copies it runs "
-             "at another node",
-             "0",
-             "their exposed time. With a profile, less the share that pinned memory at the GPU's node would "
-             "take"}},
 });
 
 }  // namespace

@@ -156,18 +156,6 @@ std::string why_no_contents(const Timeline& timeline, TimeSpan window) {
                      unknown);
 }
 
-std::string why_no_nodes(const Timeline& timeline, TimeSpan window) {
-  if (is_trace(timeline)) return "The NUMA node: only a recording of the doctor's own tells it.";
-  const std::size_t unknown = large_copies_that(timeline, window, [&](const TimelineCopy& copy) {
-    return copy.host_node == kUnknownNode || !timeline.device_nodes.contains(copy.device);
-  });
-  if (unknown == 0) return "";
-  return fmt::format(
-      "Copies between NUMA nodes: the GPU's node, or that of the memory, is not known for {} copies of more "
-      "than 64 KiB. Containers often forbid to ask for it (move_pages).",
-      unknown);
-}
-
 std::string why_no_stream_kinds(const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) return "The default stream: only a recording of the doctor's own tells it.";
   const std::size_t unknown = streams_of_unknown_kind(timeline, window);
@@ -191,7 +179,6 @@ constexpr auto kExamined = std::to_array<Examined>({{Need::types, why_no_types},
                                                     {Need::memory_kinds, why_no_memory_kinds},
                                                     {Need::sizes, why_no_sizes},
                                                     {Need::contents, why_no_contents},
-                                                    {Need::nodes, why_no_nodes},
                                                     {Need::stream_kinds, why_no_stream_kinds}});
 
 /// All findings, as each of them tells what the GPU's idle time costs, and the parts of the account from

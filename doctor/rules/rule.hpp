@@ -25,8 +25,7 @@ enum class Need : std::uint16_t {
   sizes = 1U << 7U,                  ///< the bytes of copies
   contents = 1U << 8U,               ///< which copies have the same contents
   types = 1U << 9U,                  ///< types of the values that operators convert
-  nodes = 1U << 10U,                 ///< NUMA nodes of memory, threads and GPUs
-  stream_kinds = 1U << 11U,          ///< which streams wait for the default stream
+  stream_kinds = 1U << 10U,          ///< which streams wait for the default stream
 };
 
 /// Several needs.

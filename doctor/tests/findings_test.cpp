@@ -106,7 +106,7 @@ TEST(Findings, SayNothingOfAHealthyLoop) {
       10);
   const Diagnosis diagnosis = diagnose(builder);
   EXPECT_THAT(ids(diagnosis), IsEmpty());
-  EXPECT_THAT(diagnosis.not_examined, SizeIs(3)) << "what a trace never tells";
+  EXPECT_THAT(diagnosis.not_examined, SizeIs(2)) << "what a trace never tells";
 }
 
 void pageable(TimelineBuilder& b, std::int64_t t) {
@@ -955,101 +955,6 @@ TEST(Findings, AddUpTheCopiesThatOneWaitsFor) {
   EXPECT_NEAR(finding.gain.high, 196 * kUs, 1e-9);
 }
 
-/// A copy in each step, of memory at one NUMA node and called at another, for a GPU at node 1.
-struct Far {
-  std::int64_t took = 100;
-  std::uint64_t bytes = kMiB4;
-  std::uint8_t memory = 0;
-  std::uint8_t thread = 1;
-  MemoryKind kind = MemoryKind::pinned;
-  CopyDirection direction = CopyDirection::h2d;
-};
-TimelineBuilder far_copies(const Far& far) {
-  TimelineBuilder builder = steps(
-      [&far](TimelineBuilder& b, std::int64_t t) {
-        b.copy(far.direction, far.kind, far.bytes, t + 2, t + 4, t + 4, t + 4 + far.took, 20);
-        b.timeline.copies.back().host_node = far.memory;
-        b.timeline.calls.back().node = far.thread;
-      },
-      500);
-  builder.timeline.source = TimelineSource::recorder;
-  builder.timeline.device_nodes[0] = 1;
-  return builder;
-}
-TEST(Findings, NameCopiesBetweenNumaNodes) {
-  const Finding finding = found("far-memory", far_copies({}));
-  EXPECT_DOUBLE_EQ(finding.count, 1);
-  EXPECT_DOUBLE_EQ(finding.bytes, kMiB4);
-  EXPECT_EQ(finding.places.at(0).function, "train.py(10): step");
-  EXPECT_THAT(
-      finding.text,
-      HasSubstr("The GPU is at node 1; at another is the memory of 1, and the thread that copies 0. "));
-  EXPECT_EQ(finding.change, "numactl --cpunodebind=1 --membind=1 python train.py");
-  expect_gain(finding, 0, 100);
-  expect_gain(found("far-memory", far_copies({.direction = CopyDirection::d2h})), 0, 100);
-}
-
-TEST(Findings, NameOnlyCopiesThatAreKnownToPassBetweenNumaNodes) {
-  const auto names = [](const Far& far) { return found("far-memory", far_copies(far)).id == "far-memory"; };
-  EXPECT_TRUE(names({.took = 50})) << "5 % of a step";
-  EXPECT_FALSE(names({.took = 49}));
-  EXPECT_TRUE(names({.bytes = (64 << 10) + 1}));
-  EXPECT_FALSE(names({.bytes = 64 << 10}));
-  EXPECT_FALSE(names({.memory = 1}));
-  EXPECT_FALSE(names({.memory = kUnknownNode}));
-  EXPECT_FALSE(names({.memory = 1, .thread = 0})) << "the GPU itself copies pinned memory";
-  TimelineBuilder builder = far_copies({});
-  builder.timeline.device_nodes = {{1, 1}};
-  EXPECT_EQ(found("far-memory", builder).id, "") << "another GPU's node";
-  builder = far_copies({});
-  for (std::int64_t t = 0; t < 8000; t += 1000) builder.kernel(t, t + 1, t + 200, 9);
-  EXPECT_EQ(found("far-memory", builder).id, "") << "kernels hide all of it";
-  builder = far_copies({});
-  std::erase_if(builder.timeline.copies,
-                [](const TimelineCopy& copy) { return copy.time.begin > 3'000'000; });
-  EXPECT_EQ(found("far-memory", builder).id, "") << "3 of 8 steps";
-}
-
-TEST(Findings, NameThreadsThatCopyPageableMemoryAtAnotherNumaNode) {
-  const auto by_thread = [](std::uint8_t thread, CopyDirection direction) {
-    return found(
-        "far-memory",
-        far_copies({.memory = 1, .thread = thread, .kind = MemoryKind::pageable, .direction = direction}));
-  };
-  EXPECT_THAT(by_thread(0, CopyDirection::h2d).text,
-              HasSubstr("at another is the memory of 0, and the thread that copies 1. "));
-  EXPECT_EQ(by_thread(0, CopyDirection::d2h).id, "far-memory");
-  EXPECT_EQ(by_thread(1, CopyDirection::h2d).id, "");
-  EXPECT_EQ(by_thread(kUnknownNode, CopyDirection::h2d).id, "");
-}
-
-TEST(Findings, GiveFarCopiesNoMoreThanPinnedMemoryAtTheGpusNodeWould) {
-  LinkProfile profile = slow_link();
-  profile.curves[LinkProfile::Curve::pinned_d2h] = {
-      {1024, 10 * kUs}, {1'000'000, 25 * kUs}, {100'000'000, 2'500 * kUs}};
-  for (const CopyDirection direction : {CopyDirection::h2d, CopyDirection::d2h}) {
-    const TransferKinds kinds = direction == CopyDirection::h2d
-                                    ? TransferKinds{MemoryKind::pinned, MemoryKind::device}
-                                    : TransferKinds{MemoryKind::device, MemoryKind::pinned};
-    const double pinned = profile.predict(kMiB4, 1, kinds) / kUs;
-    ASSERT_LT(pinned, 400);
-    const Finding finding = found("far-memory", far_copies({.took = 400, .direction = direction}), &profile);
-    expect_gain(finding, 0, 400 - pinned);
-  }
-  // It is as fast as the link.
-  const Finding fast = found("far-memory", far_copies({.took = 60}), &profile);
-  EXPECT_EQ(fast.id, "far-memory");
-  expect_gain(fast, 0, 0);
-}
-
-TEST(Findings, TellCompiledProgramsHowToRunAtANumaNode) {
-  TimelineBuilder builder = far_copies({});
-  builder.timeline.is_compiled = true;
-  const Finding finding = found("far-memory", builder);
-  EXPECT_EQ(finding.change, "numactl --cpunodebind=1 --membind=1 ./program");
-  EXPECT_THAT(finding.penstock_change, HasSubstr("make_pinned_pool"));
-}
-
 TEST(Findings, TakeAWaitBehindALaunchForNoneOfTheCopy) {
   // Copied without a wait; the kernel is launched, and only then does the host wait.
   TimelineBuilder builder = steps(
@@ -1649,24 +1554,24 @@ std::vector<std::string> not_examined(const TimelineBuilder& builder) {
 
 TEST(NotExamined, NamesWhatTheRecordingLacks) {
   const TimelineBuilder whole = starved(600);
-  EXPECT_THAT(not_examined(whole), ElementsAre("same-data-again", "far-memory", "default-stream-waits"))
+  EXPECT_THAT(not_examined(whole), ElementsAre("same-data-again", "default-stream-waits"))
       << "a trace has none";
   TimelineBuilder no_steps = whole;
   no_steps.timeline.steps.clear();
   EXPECT_THAT(not_examined(no_steps), ElementsAre("round-trips", "step", "pinning", "device-allocations",
-                                                  "same-data-again", "far-memory", "default-stream-waits"));
+                                                  "same-data-again", "default-stream-waits"));
   TimelineBuilder no_types = whole;
   no_types.timeline.has_types = false;
   EXPECT_THAT(not_examined(no_types),
-              ElementsAre("widened-copies", "same-data-again", "far-memory", "default-stream-waits"));
+              ElementsAre("widened-copies", "same-data-again", "default-stream-waits"));
   TimelineBuilder no_host = whole;
   no_host.timeline.host.clear();
   no_host.timeline.has_ops = no_host.timeline.has_frames = false;
   EXPECT_THAT(not_examined(no_host), Contains("waiting-for-data"));
   EXPECT_THAT(not_examined(no_host), Contains("launch_or_sync"));
   TimelineBuilder no_waits = read_losses();
-  EXPECT_THAT(not_examined(no_waits), ElementsAre("waiting-for-data", "waiting_for_data", "same-data-again",
-                                                  "far-memory", "default-stream-waits"));
+  EXPECT_THAT(not_examined(no_waits),
+              ElementsAre("waiting-for-data", "waiting_for_data", "same-data-again", "default-stream-waits"));
   TimelineBuilder no_stacks = whole;
   no_stacks.timeline.has_frames = no_stacks.timeline.has_looks = false;
   EXPECT_THAT(not_examined(no_stacks), Contains("host-work"));
@@ -1757,28 +1662,6 @@ TEST(NotExamined, SaysWhoLeftItOut) {
   EXPECT_THAT(reasons(&Timeline::has_launches, &RefusedRecords::launches),
               tells("the calls that launch kernels"));
   EXPECT_THAT(reasons(&Timeline::has_calls, &RefusedRecords::calls), tells("calls other than launches"));
-}
-
-TEST(NotExamined, NamesCopiesOfUnknownNumaNodes) {
-  const auto says = [](const TimelineBuilder& builder, const char* text) {
-    return std::ranges::any_of(diagnose(builder).not_examined, [text](const NotExamined& missing) {
-      return missing.text.find(text) != std::string::npos;
-    });
-  };
-  const TimelineBuilder known = far_copies({});
-  EXPECT_THAT(not_examined(known), Not(Contains("far-memory")));
-  TimelineBuilder unknown = known;
-  unknown.timeline.copies[3].host_node = kUnknownNode;
-  EXPECT_THAT(not_examined(unknown), Contains("far-memory"));
-  EXPECT_TRUE(says(unknown, "is not known for 1 copies"));
-  unknown.timeline.copies[3].bytes = 64 << 10;
-  EXPECT_THAT(not_examined(unknown), Not(Contains("far-memory"))) << "small ones are left alone";
-  unknown.timeline.copies[3].bytes = kMiB4;
-  unknown.timeline.copies[3].direction = CopyDirection::d2d;
-  EXPECT_THAT(not_examined(unknown), Not(Contains("far-memory"))) << "within GPUs";
-  unknown = known;
-  unknown.timeline.device_nodes.clear();
-  EXPECT_TRUE(says(unknown, "is not known for 8 copies"));
 }
 
 TEST(NotExamined, NamesStreamsOfWhichNobodyKnowsTheKind) {

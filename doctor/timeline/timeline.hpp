@@ -26,8 +26,6 @@ struct TimeSpan {
   friend bool operator==(const TimeSpan&, const TimeSpan&) = default;
 };
 
-inline constexpr std::uint8_t kUnknownNode = 0xFF;
-
 /// A copy on a device.
 struct TimelineCopy {
   TimeSpan time;
@@ -38,7 +36,6 @@ struct TimelineCopy {
   CopyDirection direction = CopyDirection::h2d;
   std::optional<MemoryKind> source;  ///< nullopt: the recording does not tell it
   std::optional<MemoryKind> destination;
-  std::uint8_t host_node = kUnknownNode;  ///< NUMA node of the host memory, of its middle
   std::uint64_t contents = 0;  ///< of copies to a device: the same for the same bytes; 0: not known
 };
 
@@ -84,7 +81,6 @@ struct TimelineCall {
   std::uint32_t correlation = 0;
   std::uint16_t thread = 0;
   CallKind kind = CallKind::launch;
-  std::uint8_t node = kUnknownNode;  ///< of copies: the NUMA node that its thread ran on
 };
 
 /// Of spans that take the same time, the first kind is around the others.
@@ -152,9 +148,8 @@ struct Timeline {
   std::vector<TimeSpan> steps;  ///< empty: none are marked, and none were found
   /// Of operators ("aten::copy_") and frames. A frame has one for each of its callers, all with one text.
   std::vector<std::string> names;
-  std::map<std::uint32_t, std::uint32_t> callers;      ///< by name of a frame: that of the one that called it
-  std::map<std::uint16_t, std::string> devices;        ///< names of those that the recording describes
-  std::map<std::uint16_t, std::uint8_t> device_nodes;  ///< NUMA nodes of those for which it tells them
+  std::map<std::uint32_t, std::uint32_t> callers;  ///< by name of a frame: that of the one that called it
+  std::map<std::uint16_t, std::string> devices;    ///< names of those that the recording describes
   /// By device and stream, of those of which the recording tells it.
   std::map<std::pair<std::uint16_t, std::uint32_t>, StreamKind> stream_kinds;
   bool has_streams = false;  ///< the recorder wrote down the kinds of streams, as far as CUPTI told them

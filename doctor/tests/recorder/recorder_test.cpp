@@ -1,6 +1,5 @@
 #include "doctor/read/recording.hpp"
 #include "doctor/read/recording_format.hpp"
-#include "doctor/recorder/numa_nodes.hpp"
 #include "doctor/tests/recorder/recorder_fixture.hpp"
 #include "doctor/timeline/timeline.hpp"
 #include "support/matchers.hpp"
@@ -191,7 +190,7 @@ TEST_F(Recorder, RefusesVariablesThatItCannotUse) {
         HasSubstr("PENSTOCK_RECORD_WITHOUT names 'foo'; it may have kernels, launches, calls, lines"));
   }
   EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=foo", {"--no-lines"}), Not(HasSubstr("foo")));
-  EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=kernels,launches,calls,lines,contents,nodes"),
+  EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=kernels,launches,calls,lines,contents"),
               Not(HasSubstr("it may have")));
 }
 
@@ -388,69 +387,9 @@ std::map<std::string, std::string> places_in(const json& report) {
   return places;
 }
 
-/// The `extra` of each kind of call that a folder's only recording has.
-std::map<CallKind, std::set<std::uint16_t>> extras_of_calls(const fs::path& folder) {
-  std::map<CallKind, std::set<std::uint16_t>> extras;
-  std::ifstream file(fs::directory_iterator(folder)->path(), std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
-  recording::Header header{};
-  std::memcpy(&header, bytes.data(), sizeof header);
-  for (std::uint64_t i = 0; i < header.written; ++i) {
-    recording::Record record{};
-    std::memcpy(&record, bytes.data() + header.ring_offset + i * sizeof record, sizeof record);
-    if (record.type == recording::RecordType::call)
-      extras[static_cast<CallKind>(record.detail)].insert(record.extra);
-  }
-  return extras;
-}
-
-TEST_F(Recorder, AsksForTheNumaNodesOfLargeCopies) {
-  ASSERT_EQ(run({"init", "fresh=20"}, {"--record", path("run")}).status, 0);
-  auto extras = extras_of_calls(path("run"));
-  // Copies of 4 bytes to the host are of this kind, too.
-  EXPECT_THAT(extras[CallKind::copy], AllOf(Contains(0), SizeIs(Ge(2))));
-  EXPECT_THAT(extras[CallKind::launch], ElementsAre(0));
-  const int one = 1;
-  const bool may_ask = recorder::node_of_memory(&one, sizeof one) != 0;
-  const std::uint8_t only = recorder::only_node("/sys");
-  extras[CallKind::copy].erase(0);
-  for (const unsigned nodes : extras[CallKind::copy]) {
-    EXPECT_EQ((nodes & 0xFFu) != 0, may_ask);
-    EXPECT_NE(nodes >> 8u, 0U) << "the thread's";
-    if (only != 0) {
-      EXPECT_EQ(nodes, only << 8u | (may_ask ? only : 0U));
-    }
-  }
-  command_.environment.emplace_back("PENSTOCK_RECORD_WITHOUT=nodes");
-  ASSERT_EQ(run({"init", "fresh=20"}, {"--record", path("without")}).status, 0);
-  EXPECT_THAT(extras_of_calls(path("without"))[CallKind::copy], ElementsAre(0));
-}
-
-TEST_F(Recorder, FindsCopiesOfMemoryAtAnotherNumaNode) {
-  // The driver names a place in /sys, which leads out of it.
-  const std::string device = "tmp/penstock-gpu-" + std::to_string(::getpid());
-  if (!fs::exists("/sys/bus/pci/devices/../../../../tmp")) GTEST_SKIP() << "/sys names no devices";
-  fs::create_directory("/" + device);
-  std::ofstream("/" + device + "/numa_node") << "200\n";
-  command_.environment.push_back("FAKE_BUS_ID=../../../../" + device);
+TEST_F(Recorder, NamesTheDevices) {
   const json report = examine({"driver=" PENSTOCK_FAKE_LIBCUDA, "init", "fresh=30"});
-  fs::remove_all("/" + device);
-  EXPECT_THAT(found_in(report), Contains("far-memory"));
   EXPECT_EQ(report.at("processes")[0].at("devices")[0].at("name"), "Fake GPU 0");
-  for (const json& finding : report.at("processes")[0].at("findings")) {
-    if (finding.at("id") != "far-memory") continue;
-    EXPECT_THAT(finding.at("change"), HasSubstr("--membind=200"));
-  }
-}
-
-TEST_F(Recorder, ANodeThatIsNotKnownIsNotExamined) {
-  const json report = examine({"driver=" PENSTOCK_FAKE_LIBCUDA, "init", "fresh=30"});
-  EXPECT_THAT(found_in(report), Not(Contains("far-memory")));
-  if (recorder::only_node("/sys") != 0) {
-    EXPECT_THAT(not_examined_in(report), Not(Contains("far-memory"))) << "all is at the only node";
-  } else {
-    EXPECT_THAT(not_examined_in(report), Contains("far-memory"));
-  }
 }
 
 TEST_F(Recorder, TellsTheKernelBesideItsGrid) {

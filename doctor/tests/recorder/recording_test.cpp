@@ -323,54 +323,15 @@ TEST(Recordings, LackCallsIfSomeThatCopyWereRefusedAndACopyHasNone) {
 
 TEST(Recordings, TellTheContentsOfCopiesFromTheirCalls) {
   Bytes bytes = ten_steps();
+  bytes.numbers(TextType::device_node, 0, 1);  // of earlier recorders
+  bytes.numbers(TextType::only_node, 0);
+  bytes.ring()[4].extra = 3 | 2 << 8;
   bytes.ring()[0].contents = 55;  // the call of the first copy
   bytes.ring()[8].contents = 66;  // that of the third
   const Timeline timeline = parse(bytes.bytes()).timeline;
   std::vector<std::uint64_t> contents;
   for (const TimelineCopy& copy : timeline.copies) contents.push_back(copy.contents);
   EXPECT_THAT(contents, ElementsAre(55, 0, 66, 0, 0, 0, 0, 0, 0, 0));
-}
-
-TEST(Recordings, TellTheNumaNodesOfDevicesMemoryAndThreads) {
-  Bytes bytes = ten_steps();
-  bytes.numbers(TextType::device_node, 0, 1);
-  bytes.numbers(TextType::device_node, 3, 0);
-  bytes.numbers(TextType::device_node, 5, 0xFF);
-  bytes.numbers(TextType::device_node, 0xFFFF, 0);
-  bytes.numbers(TextType::device_node, 6);
-  bytes.ring()[0].extra = 3 | 2 << 8;  // the call of the first copy
-  bytes.ring()[0].contents = 55;
-  bytes.ring()[4].extra = 1;
-  const Timeline timeline = parse(bytes.bytes()).timeline;
-  EXPECT_EQ(timeline.device_nodes, (std::map<std::uint16_t, std::uint8_t>{{0, 1}, {3, 0}}));
-  ASSERT_THAT(timeline.copies, SizeIs(10));
-  EXPECT_EQ(timeline.copies[0].host_node, 2);
-  EXPECT_EQ(timeline.copies[0].contents, 55U);
-  EXPECT_EQ(timeline.calls[0].node, 1);
-  EXPECT_EQ(timeline.copies[1].host_node, 0);
-  EXPECT_EQ(timeline.calls[2].node, kUnknownNode);
-  EXPECT_EQ(timeline.copies[2].host_node, kUnknownNode) << "as of all earlier recorders";
-}
-
-TEST(Recordings, HaveAllAtTheOnlyNodeOfAMachine) {
-  Bytes bytes = ten_steps();
-  const auto is_examined = [&bytes] {
-    const Diagnosis diagnosis = diagnose_timeline(parse(bytes.bytes()).timeline);
-    return std::ranges::none_of(diagnosis.not_examined, [](const NotExamined& missing) {
-      return std::ranges::find(missing.names, "far-memory") != missing.names.end();
-    });
-  };
-  bytes.numbers(TextType::only_node, 0x100);
-  bytes.text(TextType::only_node, "");
-  EXPECT_THAT(parse(bytes.bytes()).timeline.device_nodes, IsEmpty());
-  EXPECT_FALSE(is_examined());
-  bytes.numbers(TextType::only_node, 0);
-  const Timeline timeline = parse(bytes.bytes()).timeline;
-  EXPECT_EQ(timeline.device_nodes, (std::map<std::uint16_t, std::uint8_t>{{0, 0}}));
-  for (const TimelineCopy& copy : timeline.copies) EXPECT_EQ(copy.host_node, 0);
-  EXPECT_TRUE(is_examined());
-  bytes.ring()[0].extra = 3;
-  EXPECT_EQ(parse(bytes.bytes()).timeline.copies[0].host_node, 2) << "somebody asked";
 }
 
 void stream(Bytes& bytes, std::uint32_t context, std::uint32_t number, std::uint32_t kind) {
