@@ -339,7 +339,6 @@ class RecordingParser {
   /// other kinds, nobody knows which of them a record means.
   void keep_stream_kinds() {
     auto& kinds = recording_.timeline.stream_kinds;
-    recording_.timeline.has_streams = !streams_.empty();
     std::set<std::pair<std::uint16_t, std::uint32_t>> unclear;
     for (const RecordedStream& stream : streams_) {
       const auto device = context_devices_.find(stream.context);

@@ -132,42 +132,6 @@ std::vector<ViewedCopy> copies_that(const DeviceView& view, const Test& test) {
   return chosen;
 }
 
-/// Copies that matter, and the seconds of a step in which nothing hides them.
-struct ExposedCopies {
-  std::vector<ViewedCopy> copies;
-  double seconds = 0;
-};
-
-/// One kind of asynchronous copies from pinned memory: held by the default stream, or not. nullopt if both
-/// kinds together do not matter, or if this kind is the smaller one and does not matter alone.
-std::optional<ExposedCopies> asynchronous_copies(const DeviceView& view, bool are_held) {
-  const auto both = copies_that(view, [](const ViewedCopy& viewed) {
-    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr;
-  });
-  const auto matter = [&view](const std::vector<ViewedCopy>& copies, double exposed) {
-    return is_regular(view, copies) && exposed >= kExposed * view.account.step_seconds();
-  };
-  if (!matter(both, exposed_seconds(view, both))) return std::nullopt;
-  std::vector<ViewedCopy> held;
-  std::vector<ViewedCopy> others;
-  for (const ViewedCopy& viewed : both) (viewed.is_held ? held : others).push_back(viewed);
-  const double held_exposed = exposed_seconds(view, held);
-  const double others_exposed = exposed_seconds(view, others);
-  const bool is_larger = (held_exposed > others_exposed) == are_held;
-  ExposedCopies part = are_held ? ExposedCopies{std::move(held), held_exposed}
-                                : ExposedCopies{std::move(others), others_exposed};
-  if (!is_larger && !matter(part.copies, part.seconds)) return std::nullopt;
-  return part;
-}
-
-/// What is saved if kernels hide these copies. `exposed`: what they do not hide yet.
-GainRange gain_if_hidden(const DeviceView& view, const std::vector<ViewedCopy>& copies,
-                         const Finding& finding, double exposed) {
-  const double kernel = view.account.per_step(view.account.working());
-  const double room = std::max(0.0, kernel - (finding.seconds - exposed));
-  return {std::min(exposed, room) / 2, std::min(exposed, room) + idle_around(view, copies)};
-}
-
 /// The share of a copy's bytes that the host added when it widened its values; 0: it did not.
 double needless_share(const DeviceView& view, const ViewedCopy& viewed) {
   if (viewed.made == nullptr) return 0;
@@ -272,41 +236,42 @@ std::optional<Finding> find_blocking_copies(const DeviceView& view) {
   return finding;
 }
 
+/// Why no kernel hides copies, by the streams that most of them are on, and the change.
+struct StreamOrder {
+  std::string_view meaning;
+  std::string_view change;
+};
+StreamOrder stream_order(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  if (share_stream(view, copies))
+    return {"They are on the stream of the kernels, so each waits for the others in turn.",
+            "copy the next batch on a torch.cuda.Stream() of its own while this one is used"};
+  if (wait_for_default_stream(view, copies))
+    return {
+        "They and the kernels wait for each other: work on the default stream waits for earlier work of "
+        "every stream that was made without cudaStreamNonBlocking, and their later work waits for it.",
+        "copy the next batch on a torch.cuda.Stream(), or make the stream non-blocking, such as "
+        "cupy.cuda.Stream(non_blocking=True)"};
+  return {"They have a stream of their own, but begin too late for a kernel to run meanwhile.",
+          "copy the next batch before this one's kernels are launched"};
+}
+
 std::optional<Finding> find_exposed_copies(const DeviceView& view) {
-  const auto found = asynchronous_copies(view, false);
-  if (!found) return std::nullopt;
-  const auto& [copies, exposed] = *found;
+  const auto copies = copies_that(view, [](const ViewedCopy& viewed) {
+    return is_large_input(viewed, MemoryKind::pinned) && viewed.waited == nullptr;
+  });
+  const double exposed = exposed_seconds(view, copies);
+  if (!is_regular(view, copies) || exposed < kExposed * view.account.step_seconds()) return std::nullopt;
   Finding finding = copy_finding(view, copies);
-  const bool shared = shares_stream(view, copies);
-  finding.gain = gain_if_hidden(view, copies, finding, exposed);
+  const double kernel = view.account.per_step(view.account.working());
+  const double room = std::max(0.0, kernel - (finding.seconds - exposed));
+  finding.gain = {std::min(exposed, room) / 2, std::min(exposed, room) + idle_around(view, copies)};
   finding.text = fmt::format("Asynchronous copies that nothing hides: {}{}. Nothing hides {} of their {}.",
                              count_text(view, finding), rate_text(finding), format_seconds(exposed),
                              format_seconds(finding.seconds));
-  finding.meaning =
-      shared ? "They are on the stream of the kernels, so each waits for the others in turn."
-             : "They have a stream of their own, but begin too late for a kernel to run meanwhile.";
-  finding.change = shared ? "copy the next batch on a torch.cuda.Stream() of its own while this one is used"
-                          : "copy the next batch before this one's kernels are launched";
+  const auto [meaning, change] = stream_order(view, copies);
+  finding.meaning = meaning;
+  finding.change = change;
   finding.penstock_change = "for batch in penstock.feed(loader): ...";
-  return finding;
-}
-
-std::optional<Finding> find_default_stream_waits(const DeviceView& view) {
-  const auto found = asynchronous_copies(view, true);
-  if (!found) return std::nullopt;
-  const auto& [copies, exposed] = *found;
-  Finding finding = copy_finding(view, copies);
-  finding.gain = gain_if_hidden(view, copies, finding, exposed);
-  const auto first = view.timeline.stream_kinds.find({view.account.device, copies[0].copy->stream});
-  const bool on_default = first->second == StreamKind::default_stream;
-  finding.text = fmt::format(
-      "Copies {}: {}{}. They and kernels on {} wait for each other. Nothing hides {} of their {}.",
-      on_default ? "on the default stream" : "on a stream that blocks on the default one",
-      count_text(view, finding), rate_text(finding), on_default ? "other streams" : "the default stream",
-      format_seconds(exposed), format_seconds(finding.seconds));
-  finding.meaning =
-      "Work on the default stream waits for earlier work of every stream that was made without "
-      "cudaStreamNonBlocking, and their later work waits for it.";
   return finding;
 }
 
@@ -519,29 +484,17 @@ constexpr auto kCopyRules = std::to_array<Rule>({
      .needs = Needs(Need::calls, Need::memory_kinds, Need::sizes),
      .find = find_exposed_copies,
      .advice = {"", ""},
-     .compiled_advice = Advice{"copy the next batch on a stream of its own while this one is used",
-                               "penstock::Loader loader(dataset, device, options); while (auto batch = "
-                               "loader.next(stream)) ..."},
-     .row = {"asynchronous copies of more than 64 KiB from pinned memory are exposed for 5 % of a step",
-             "half of the exposed time, or of the time of kernels that hide nothing yet if that is shorter",
-             "twice the lower end, and what the GPU idles before and after"}},
-    {.id = "default-stream-waits",
-     .needs = Needs(Need::calls, Need::sizes, Need::stream_kinds),
-     .find = find_default_stream_waits,
-     .advice = {"copy the next batch on a torch.cuda.Stream(), or make the stream non-blocking, such as "
-                "cupy.cuda.Stream(non_blocking=True)",
-                "for batch in penstock.feed(loader): ..."},
      .compiled_advice =
-         Advice{"cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking); copy the next batch there, and "
-                "let events "
-                "order the two. nvcc --default-stream per-thread also does without the default stream",
+         Advice{"cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking); copy the next batch there while "
+                "this one is used, and let events order the two. nvcc --default-stream per-thread also does "
+                "without the default stream",
                 "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
                 "..."},
-     .row =
-         {"an asynchronous copy of more than 64 KiB from pinned memory and a kernel [wait for each "
-          "other](#the-default-stream), only because the copy or the kernel is on the default stream. Such "
-          "copies are exposed for 5 % of a step. `exposed-copies` leaves them out",
-          "as of `exposed-copies`", "as of `exposed-copies`"}},
+     .row = {"asynchronous copies of more than 64 KiB from pinned memory are exposed for 5 % of a step. If "
+             "they and the kernels are on streams that wait for each other only because of [the default "
+             "stream](#the-default-stream), it says so",
+             "half of the exposed time, or of the time of kernels that hide nothing yet if that is shorter",
+             "twice the lower end, and what the GPU idles before and after"}},
     {.id = "small-copies",
      .needs = Needs(Need::sizes),
      .find = find_small_copies,

@@ -1,6 +1,5 @@
 #include "doctor/rules/device_view.hpp"
 
-#include "doctor/rules/default_stream.hpp"
 #include "doctor/timeline/active_steps.hpp"
 
 #include <algorithm>
@@ -86,21 +85,19 @@ DeviceView view_device(const TimelineView& of, std::uint16_t device, const LinkP
   SpanList explained = merge(host.waits, host.starts);
   std::vector<QuietTime> own_work = quiet_times(timeline, host, of.window);
   std::vector<bool> host_steps = active_steps_of_threads(timeline, host.launches, of.window);
-  DeviceView view{.shared = of,
-                  .timeline = timeline,
-                  .host = host,
-                  .account = std::move(account),
-                  .kernels = SpanIndex(std::move(activity.kernels)),
-                  .busy = SpanIndex(std::move(activity.busy)),
-                  .waits = SpanIndex(host.waits),
-                  .explained = SpanIndex(std::move(explained)),
-                  .own_work = std::move(own_work),
-                  .host_steps = std::move(host_steps),
-                  .device_steps = active_steps_of_device(timeline, device, of.window),
-                  .copies = copies_of(of.copies, device),
-                  .profile = profile};
-  mark_held_copies(view);
-  return view;
+  return {.shared = of,
+          .timeline = timeline,
+          .host = host,
+          .account = std::move(account),
+          .kernels = SpanIndex(std::move(activity.kernels)),
+          .busy = SpanIndex(std::move(activity.busy)),
+          .waits = SpanIndex(host.waits),
+          .explained = SpanIndex(std::move(explained)),
+          .own_work = std::move(own_work),
+          .host_steps = std::move(host_steps),
+          .device_steps = active_steps_of_device(timeline, device, of.window),
+          .copies = copies_of(of.copies, device),
+          .profile = profile};
 }
 
 }  // namespace penstock

@@ -28,7 +28,6 @@ struct ViewedCopy {
   const TimelineCopy* copy = nullptr;
   const KnownCall* made = nullptr;    ///< null: not recorded, as of a copy in a graph
   const KnownCall* waited = nullptr;  ///< the synchronization that belongs to it, if one does
-  bool is_held = false;               ///< by the default stream (default_stream.hpp)
 };
 
 /// What the views of a timeline's devices share. It stays where it is: views and copies refer to it.

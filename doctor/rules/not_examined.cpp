@@ -1,6 +1,5 @@
 #include "doctor/rules/not_examined.hpp"
 
-#include "doctor/read/recording_format.hpp"
 #include "doctor/rules/device_view.hpp"
 #include "doctor/rules/rule.hpp"
 #include "doctor/timeline/device_account.hpp"
@@ -12,38 +11,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <set>
 #include <string>
 #include <utility>
 
 namespace penstock {
 
 namespace {
-
-/// Large copies between host and device that begin within the window, and that `lack` something.
-template <typename Test>
-std::size_t large_copies_that(const Timeline& timeline, TimeSpan window, const Test& lack) {
-  return static_cast<std::size_t>(std::ranges::count_if(timeline.copies, [&](const TimelineCopy& copy) {
-    return copy.direction != CopyDirection::d2d && copy.bytes > kSmallBytes && begins_in(copy.time, window) &&
-           lack(copy);
-  }));
-}
-
-/// Streams on which a large copy to a device runs within the window, and if there are any, those of kernels,
-/// for which the recording does not tell whether the default stream and they wait for each other.
-std::size_t streams_of_unknown_kind(const Timeline& timeline, TimeSpan window) {
-  std::set<std::pair<std::uint16_t, std::uint32_t>> streams;
-  for (const TimelineCopy& copy : timeline.copies) {
-    if (copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && begins_in(copy.time, window))
-      streams.emplace(copy.device, copy.stream);
-  }
-  if (streams.empty()) return 0;
-  for (const TimelineWork& work : timeline.work) {
-    if (begins_in(work.time, window)) streams.emplace(work.device, work.stream);
-  }
-  return static_cast<std::size_t>(std::ranges::count_if(
-      streams, [&](const auto& stream) { return !timeline.stream_kinds.contains(stream); }));
-}
 
 using List = std::vector<NotExamined>;
 
@@ -148,27 +121,13 @@ std::string why_no_sizes(const Timeline& timeline, TimeSpan) {
 
 std::string why_no_contents(const Timeline& timeline, TimeSpan window) {
   if (is_trace(timeline)) return "The same data sent again: a trace has no contents of copies.";
-  const std::size_t unknown = large_copies_that(timeline, window, [](const TimelineCopy& copy) {
-    return copy.direction == CopyDirection::h2d && copy.contents == 0;
+  const auto unknown = std::ranges::count_if(timeline.copies, [window](const TimelineCopy& copy) {
+    return copy.direction == CopyDirection::h2d && copy.bytes > kSmallBytes && begins_in(copy.time, window) &&
+           copy.contents == 0;
   });
   if (unknown == 0) return "";
   return fmt::format("The same data sent again: the contents of {} copies of more than 64 KiB are not known.",
                      unknown);
-}
-
-std::string why_no_stream_kinds(const Timeline& timeline, TimeSpan window) {
-  if (is_trace(timeline)) return "The default stream: only a recording of the doctor's own tells it.";
-  const std::size_t unknown = streams_of_unknown_kind(timeline, window);
-  if (unknown == 0) return "";
-  return fmt::format(
-      "Copies and kernels that wait for the default stream: of {} streams it is not known whether they do. "
-      "{}",
-      unknown,
-      timeline.has_streams
-          ? fmt::format("CUPTI did not tell of what kind they are, there were more than {}, or two contexts "
-                        "use one number for streams of different kinds.",
-                        recording::kMostStreams)
-          : "Earlier recorders did not write it down. Record it again with this version.");
 }
 
 struct Examined {
@@ -178,8 +137,7 @@ struct Examined {
 constexpr auto kExamined = std::to_array<Examined>({{Need::types, why_no_types},
                                                     {Need::memory_kinds, why_no_memory_kinds},
                                                     {Need::sizes, why_no_sizes},
-                                                    {Need::contents, why_no_contents},
-                                                    {Need::stream_kinds, why_no_stream_kinds}});
+                                                    {Need::contents, why_no_contents}});
 
 /// All findings, as each of them tells what the GPU's idle time costs, and the parts of the account from
 /// `first` on.
@@ -221,8 +179,8 @@ std::vector<NotExamined> not_recorded(const Timeline& timeline) {
   if (const std::string why = why_calls_are_missing(timeline); !why.empty()) {
     list.push_back(
         {ids_that_need(Need::calls),
-         "Synchronizations, blocking copies, asynchronous ones, copies that wait for others or for "
-         "the default stream, pinning, allocations and the program's own work: " +
+         "Synchronizations, blocking copies, asynchronous ones, copies that wait for others, pinning, "
+         "allocations and the program's own work: " +
              why});
   }
   return list;

@@ -25,7 +25,6 @@ enum class Need : std::uint16_t {
   sizes = 1U << 7U,                  ///< the bytes of copies
   contents = 1U << 8U,               ///< which copies have the same contents
   types = 1U << 9U,                  ///< types of the values that operators convert
-  stream_kinds = 1U << 10U,          ///< which streams wait for the default stream
 };
 
 /// Several needs.

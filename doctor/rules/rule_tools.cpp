@@ -21,6 +21,22 @@ bool is_regular(const DeviceView& view, const std::vector<bool>& active,
   return in_half_of_steps(view, active, 0, times);
 }
 
+/// On which a device's kernels run.
+std::set<std::uint32_t> kernel_streams(const DeviceView& view) {
+  std::set<std::uint32_t> streams;
+  for (const TimelineWork& work : view.timeline.work) {
+    if (work.device == view.account.device) streams.insert(work.stream);
+  }
+  return streams;
+}
+
+template <typename Test>
+bool are_most_on(const std::vector<ViewedCopy>& copies, const Test& is_of_these) {
+  const auto on_these = std::ranges::count_if(
+      copies, [&](const ViewedCopy& viewed) { return is_of_these(viewed.copy->stream); });
+  return 2 * static_cast<std::size_t>(on_these) >= copies.size();
+}
+
 }  // namespace
 
 void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
@@ -123,15 +139,23 @@ double idle_seconds(const DeviceView& view) {
   return view.account.per_step(idle_in(view, view.account.window));
 }
 
-bool shares_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
-  std::set<std::uint32_t> streams;
-  for (const TimelineWork& work : view.timeline.work) {
-    if (work.device == view.account.device) streams.insert(work.stream);
-  }
-  const auto sharing = std::count_if(copies.begin(), copies.end(), [&](const ViewedCopy& viewed) {
-    return streams.contains(viewed.copy->stream);
+bool share_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  const std::set<std::uint32_t> streams = kernel_streams(view);
+  return are_most_on(copies, [&](std::uint32_t stream) { return streams.contains(stream); });
+}
+
+bool wait_for_default_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies) {
+  const auto kind_of = [&](std::uint32_t stream) {
+    const auto known = view.timeline.stream_kinds.find({view.account.device, stream});
+    return known != view.timeline.stream_kinds.end() ? known->second : StreamKind::non_blocking;
+  };
+  std::set<StreamKind> kernels;
+  for (const std::uint32_t stream : kernel_streams(view)) kernels.insert(kind_of(stream));
+  return are_most_on(copies, [&](std::uint32_t stream) {
+    const StreamKind kind = kind_of(stream);
+    return (kind == StreamKind::default_stream && kernels.contains(StreamKind::blocking)) ||
+           (kind == StreamKind::blocking && kernels.contains(StreamKind::default_stream));
   });
-  return 2 * static_cast<std::size_t>(sharing) >= copies.size();
 }
 
 const TimelineWidening* widening_around(const DeviceView& view, const KnownCall& made, std::uint64_t bytes) {

@@ -58,7 +58,11 @@ class Places {
 [[nodiscard]] double idle_seconds(const DeviceView& view);
 
 /// True if most of the copies are on streams on which kernels run too.
-[[nodiscard]] bool shares_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies);
+[[nodiscard]] bool share_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies);
+
+/// True if most of the copies are on a stream that waits for one on which kernels run, only because one of
+/// the two is the default stream. False if it is not known of what kind they are.
+[[nodiscard]] bool wait_for_default_stream(const DeviceView& view, const std::vector<ViewedCopy>& copies);
 
 /// The conversion that a copy's operator made before it copied `bytes`; null if it made none.
 [[nodiscard]] const TimelineWidening* widening_around(const DeviceView& view, const KnownCall& made,

@@ -152,7 +152,6 @@ struct Timeline {
   std::map<std::uint16_t, std::string> devices;    ///< names of those that the recording describes
   /// By device and stream, of those of which the recording tells it.
   std::map<std::pair<std::uint16_t, std::uint32_t>, StreamKind> stream_kinds;
-  bool has_streams = false;  ///< the recorder wrote down the kinds of streams, as far as CUPTI told them
   std::uint64_t events = 0;  ///< of the recording, also those that are not kept
   bool has_ops = false;      ///< operators were recorded
   bool has_frames = false;   ///< stacks were recorded
