@@ -1,5 +1,7 @@
 #include "cli/shared/arguments.hpp"
 
+#include "core/shared/parse_number.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
@@ -7,18 +9,16 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 
 namespace penstock::cli {
 
 std::uint64_t parse_count(const char* option, const std::string& text, std::uint64_t least,
                           std::uint64_t most) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (whole && number >= least && number <= most) return number;
-  const bool large = error == std::errc::result_out_of_range || (whole && number > most);
+  const auto number = parse_number<std::uint64_t>(text);
+  if (number && *number >= least && *number <= most) return *number;
+  const bool is_whole = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  const bool large = is_whole && number.value_or(UINT64_MAX) > most;
   throw CLI::ValidationError(
       option, large && most >= kUnlimited ? fmt::format("{} is too large; use at most {}", text, most)
               : most >= kUnlimited
@@ -36,14 +36,12 @@ CLI::Option* add_time(CLI::App& command, const char* name, const std::string& un
       .add_option_function<std::string>(
           name,
           [=](const std::string& text) {
-            double number = 0;
-            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-            const bool whole = error == std::errc() && end == text.data() + text.size();
-            if (!whole || !(number >= least && number <= most)) {
+            const auto number = parse_number<double>(text);
+            if (!number || !(*number >= least && *number <= most)) {
               throw CLI::ValidationError(
                   name, fmt::format("'{}' is not a time from {} to {} {}", text, least, most, unit));
             }
-            take(number);
+            take(*number);
           },
           description)
       ->type_name("X");

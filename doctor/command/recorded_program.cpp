@@ -1,6 +1,7 @@
 #include "doctor/command/recorded_program.hpp"
 
 #include "cli/shared/run_program.hpp"
+#include "core/shared/parse_number.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -14,7 +15,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -94,12 +94,10 @@ void refuse_other_injection() {
 /// UsageError.
 void check_recorder_variables(bool has_own_parts) {
   if (const char* const records = std::getenv("PENSTOCK_RECORDS")) {
-    const std::string_view text = records;
-    std::uint64_t number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error != std::errc() || end != text.data() + text.size() || number < 1 || number > kMostRecords) {
-      throw UsageError(fmt::format("PENSTOCK_RECORDS is '{}', and not a number of records from 1 to {}", text,
-                                   kMostRecords));
+    const auto number = parse_number<std::uint64_t>(records);
+    if (!number || *number < 1 || *number > kMostRecords) {
+      throw UsageError(fmt::format("PENSTOCK_RECORDS is '{}', and not a number of records from 1 to {}",
+                                   records, kMostRecords));
     }
   }
   const char* const without = std::getenv(kRecordWithout);

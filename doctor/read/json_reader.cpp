@@ -1,5 +1,7 @@
 #include "doctor/read/json_reader.hpp"
 
+#include "core/shared/parse_number.hpp"
+
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
 
@@ -233,7 +235,6 @@ std::string_view JsonReader::read_number() {
 std::int64_t JsonReader::read_time() {
   constexpr double kMost = 9.2e15;  // microseconds, so that the sum of two still fits
   const std::string_view text = read_number();
-  double number = 0;
   const char* const stop = text.data() + text.size();
   std::int64_t whole = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), whole);
@@ -249,17 +250,15 @@ std::int64_t JsonReader::read_time() {
     }
     if (digits) return whole * 1000 + (text.front() == '-' ? -nanoseconds : nanoseconds);
   }
-  const auto [last, wrong] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (wrong != std::errc() || last != stop || !(std::abs(number) < kMost / 2)) fail("a time in microseconds");
-  return static_cast<std::int64_t>(number * 1000);
+  const auto number = parse_number<double>(text);
+  if (!number || !(std::abs(*number) < kMost / 2)) fail("a time in microseconds");
+  return static_cast<std::int64_t>(*number * 1000);
 }
 
 std::uint64_t JsonReader::read_count(std::uint64_t most, std::string_view what) {
-  const std::string_view text = read_number();
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || number > most) fail(what);
-  return number;
+  const auto number = parse_number<std::uint64_t>(read_number());
+  if (!number || *number > most) fail(what);
+  return *number;
 }
 
 void JsonReader::skip_string() {

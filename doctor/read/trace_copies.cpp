@@ -1,7 +1,7 @@
 #include "doctor/read/trace_copies.hpp"
 
-#include <charconv>
-#include <system_error>
+#include "core/shared/parse_number.hpp"
+
 #include <utility>
 
 namespace penstock {
@@ -79,12 +79,8 @@ bool describe_copy(TimelineCopy& copy, std::string_view name, std::string_view d
 }
 
 std::optional<std::uint64_t> whole_of(std::string_view text) {
-  const bool is_hexadecimal = text.starts_with("0x");
-  if (is_hexadecimal) text.remove_prefix(2);
-  std::uint64_t number = 0;
-  const char* const stop = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), stop, number, is_hexadecimal ? 16 : 10);
-  return error == std::errc() && end == stop && !text.empty() ? std::optional(number) : std::nullopt;
+  return text.starts_with("0x") ? parse_number<std::uint64_t>(text.substr(2), 16)
+                                : parse_number<std::uint64_t>(text);
 }
 
 }  // namespace penstock

@@ -1,3 +1,4 @@
+#include "core/shared/parse_number.hpp"
 #include "device/cuda/cuda_backend.hpp"
 #include "device/host/host_backend.hpp"
 
@@ -12,7 +13,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -48,10 +48,9 @@ std::shared_ptr<SharedProcessors> processors() {
 }
 
 int parse_index(std::string_view spec, std::string_view digits) {
-  int index = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-  if (error != std::errc{} || end != digits.data() + digits.size() || index < 0) refuse_spec(spec);
-  return index;
+  const auto index = parse_number<int>(digits);
+  if (!index || *index < 0) refuse_spec(spec);
+  return *index;
 }
 
 std::shared_ptr<Backend> open_auto(const DeviceOptions& options) {

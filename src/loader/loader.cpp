@@ -1,3 +1,4 @@
+#include "core/shared/parse_number.hpp"
 #include "loader/make_line.hpp"
 
 #include <penstock/core/error.hpp>
@@ -5,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <utility>
 
 namespace penstock {
@@ -22,10 +22,8 @@ Residency Residency::parse(std::string_view text) {
   if (text == "auto" || text == "automatic") return {.kind = Kind::automatic};
   const bool percent = text.ends_with('%');
   const std::string_view number = text.substr(0, text.size() - (percent ? 1 : 0));
-  double value = 0;
-  const auto [end, code] = std::from_chars(number.data(), number.data() + number.size(), value);
-  if (percent) value /= 100;
-  if (code != std::errc() || end != number.data() + number.size() || !(value >= 0 && value <= 1)) {
+  const double value = parse_number<double>(number).value_or(-1) / (percent ? 100 : 1);
+  if (!(value >= 0 && value <= 1)) {
     throw InvalidArgument(
         fmt::format("unknown residency '{}'; use none, all, auto, or a fraction such as 0.25 or 25%.", text));
   }

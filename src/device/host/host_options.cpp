@@ -1,3 +1,4 @@
+#include "core/shared/parse_number.hpp"
 #include "device/host/host_backend.hpp"
 
 #include <penstock/core/bytes.hpp>
@@ -9,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <string>
 
@@ -19,27 +19,23 @@ namespace {
 
 constexpr int kMostIndex = 15;
 
-double parse_number(std::string_view part, std::string_view text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(number) || number < 0 ||
-      number > 1e9) {
+double parse_value(std::string_view part, std::string_view text) {
+  const auto number = parse_number<double>(text);
+  if (!number || !(*number >= 0 && *number <= 1e9))
     throw InvalidArgument(fmt::format("'{}' needs a number from 0 to 1e9 after its '='", part));
-  }
-  return number;
+  return *number;
 }
 
 bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
 
 int parse_host_index(std::string_view part) {
-  int index = 0;
-  const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), index);
-  if (error != std::errc{} || end != part.data() + part.size() || index > kMostIndex) {
+  const auto index = parse_number<int>(part);
+  if (!index || *index > kMostIndex) {
     throw InvalidArgument(
         fmt::format("'{}' is not a host device; write host:N with N from 0 to {}, or host:N,key=value", part,
                     kMostIndex));
   }
-  return index;
+  return *index;
 }
 
 void check_key(std::string_view key) {
@@ -58,11 +54,11 @@ void read_part(HostOptions& options, std::string_view part) {
   }
   const std::string_view value = part.substr(equals + 1);
   if (key == "link") {
-    options.link_bytes_per_second = parse_number(part, value) * kGB;
+    options.link_bytes_per_second = parse_value(part, value) * kGB;
   } else if (key == "latency") {
-    options.latency = std::chrono::nanoseconds(std::llround(parse_number(part, value) * 1e3));
+    options.latency = std::chrono::nanoseconds(std::llround(parse_value(part, value) * 1e3));
   } else if (key == "peer") {
-    options.peer_bytes_per_second = parse_number(part, value) * kGB;
+    options.peer_bytes_per_second = parse_value(part, value) * kGB;
   } else if (key == "memory") {
     options.memory_bytes = parse_bytes(value);
     if (options.memory_bytes == 0) throw InvalidArgument("host:memory=0 leaves no memory to work with");
