@@ -12,14 +12,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
-#include <string_view>
 #include <utility>
 
 namespace penstock::cli {
@@ -31,10 +27,6 @@ namespace fs = std::filesystem;
 constexpr const char* kRecorder = "libpenstock_recorder.so";
 constexpr const char* kInjection = "CUDA_INJECTION64_PATH";
 constexpr const char* kRangeInjection = "NVTX_INJECTION64_PATH";
-constexpr const char* kRecordWithout = "PENSTOCK_RECORD_WITHOUT";
-// As the recorder knows them (recorder/parts.hpp, read/recording_format.hpp).
-constexpr std::array<std::string_view, 5> kRecordedParts = {"kernels", "launches", "calls", "lines",
-                                                            "contents"};
 constexpr std::uint64_t kMostRecords = std::uint64_t{1} << 28;
 constexpr std::uint64_t kLeastRoom = 3'700'000;  // for the text and the first records
 
@@ -92,21 +84,13 @@ void refuse_other_injection() {
 
 /// The recorder takes its options from the environment, and cannot complain in the program. Throws
 /// UsageError.
-void check_recorder_variables(bool has_own_parts) {
-  if (const char* const records = std::getenv("PENSTOCK_RECORDS")) {
-    const auto number = parse_number<std::uint64_t>(records);
-    if (!number || *number < 1 || *number > kMostRecords) {
-      throw UsageError(fmt::format("PENSTOCK_RECORDS is '{}', and not a number of records from 1 to {}",
-                                   records, kMostRecords));
-    }
-  }
-  const char* const without = std::getenv(kRecordWithout);
-  if (without == nullptr || has_own_parts) return;
-  std::istringstream names{std::string(without)};
-  for (std::string name; std::getline(names, name, ',');) {
-    if (name.empty() || std::ranges::find(kRecordedParts, name) != kRecordedParts.end()) continue;
-    throw UsageError(fmt::format("{} names '{}'; it may have {}, with commas between them", kRecordWithout,
-                                 name, fmt::join(kRecordedParts, ", ")));
+void check_recorder_variables() {
+  const char* const records = std::getenv("PENSTOCK_RECORDS");
+  if (records == nullptr) return;
+  const auto number = parse_number<std::uint64_t>(records);
+  if (!number || *number < 1 || *number > kMostRecords) {
+    throw UsageError(fmt::format("PENSTOCK_RECORDS is '{}', and not a number of records from 1 to {}",
+                                 records, kMostRecords));
   }
 }
 
@@ -153,19 +137,18 @@ RecordingFolder::~RecordingFolder() {
 Recorder::Recorder(const DoctorOptions& options, bool quiet)
     : library_(find_recorder(options.recorder)), quiet_(quiet) {
   refuse_other_injection();
-  if (options.no_lines) left_out_.emplace_back("lines");
-  if (options.no_contents) left_out_.emplace_back("contents");
-  check_recorder_variables(!left_out_.empty());
+  check_recorder_variables();
+  if (options.no_lines) left_out_ = "lines";
+  if (options.no_contents) left_out_ += left_out_.empty() ? "contents" : ",contents";
 }
 
 int Recorder::run(const std::vector<std::string>& words, const RecordingFolder& folder) const {
   std::vector<std::string> variables{fmt::format("{}={}", kInjection, library_.string()),
-                                     fmt::format("PENSTOCK_RECORD={}", folder.path().string())};
+                                     fmt::format("PENSTOCK_RECORD={}", folder.path().string()),
+                                     fmt::format("PENSTOCK_RECORD_WITHOUT={}", left_out_)};
   // Ranges tell the steps. Another tool that wants them has them.
   if (std::getenv(kRangeInjection) == nullptr)
     variables.push_back(fmt::format("{}={}", kRangeInjection, library_.string()));
-  if (!left_out_.empty())
-    variables.push_back(fmt::format("{}={}", kRecordWithout, fmt::join(left_out_, ",")));
   return wait_for_program(
       start_program(words, {.variables = std::move(variables), .quiet = quiet_}, start_hints(words)));
 }

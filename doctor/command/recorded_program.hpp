@@ -39,7 +39,7 @@ class Recorder {
  private:
   std::filesystem::path library_;
   bool quiet_;
-  std::vector<std::string> left_out_;  ///< of what is recorded
+  std::string left_out_;  ///< of what is recorded, with commas
 };
 
 }  // namespace penstock::cli

@@ -54,9 +54,8 @@ struct DriverLaunch {
 
 }  // namespace
 
-bool CuptiSession::begin(const Parts& parts, CuptiCallback on_call, CuptiBufferRequested requested,
+bool CuptiSession::begin(CuptiCallback on_call, CuptiBufferRequested requested,
                          CuptiBufferCompleted completed) noexcept {
-  parts_ = parts;
   if (!subscribe(on_call)) return false;
   choose_calls();
   if (cupti_.register_callbacks(requested, completed) == kCuptiSuccess) return true;
@@ -140,7 +139,7 @@ void CuptiSession::find_functions(int domain, Function* functions) noexcept {
     const char* name = nullptr;
     if (cupti_.callback_name(domain, function, &name) != kCuptiSuccess || name == nullptr) continue;
     const auto kind = call_kind(name);
-    if (!kind || !(*kind == CallKind::launch ? parts_.launches : parts_.calls)) continue;
+    if (!kind) continue;
     functions[function].kind = static_cast<std::uint8_t>(*kind);
     functions[function].input = input_call(domain, name);
   }
@@ -152,8 +151,7 @@ void CuptiSession::choose_calls() noexcept {
   find_functions(kRuntimeDomain, runtime_functions_);
   bool any = false;
   for_each_function([&any](int, std::uint32_t, bool) { any = true; });
-  if (!any && (parts_.calls || parts_.launches))
-    file_.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
+  if (!any) file_.note("CUPTI does not name CUDA's functions, so no calls were recorded.");
   if (subscriber_ != nullptr) enable_callbacks();
 }
 
@@ -183,7 +181,6 @@ void CuptiSession::enable_callbacks() noexcept {
 
 void CuptiSession::enable_activities() noexcept {
   for (const Activity& activity : kActivities) {
-    if (activity.kind == kActivityKernel && !parts_.kernels) continue;
     const CuptiResult result = cupti_.enable(activity.kind);
     if (result != kCuptiSuccess && activity.name != nullptr)
       note_refused(activity.name, activity.left_out, result);
@@ -194,16 +191,14 @@ void CuptiSession::enable_activities() noexcept {
 void CuptiSession::enable_call_records() noexcept {
   const CuptiResult refused = switch_call_records(true);
   if (refused == kCuptiSuccess) return;
-  const bool calls = parts_.calls && subscriber_ == nullptr;
+  const bool calls = subscriber_ == nullptr;
   note_refused(calls ? "calls" : "launches of kernels",
-               (parts_.launches ? recording::kWithoutLaunches : 0U) | (calls ? recording::kWithoutCalls : 0U),
-               refused);
+               recording::kWithoutLaunches | (calls ? recording::kWithoutCalls : 0U), refused);
 }
 
 /// Records of launches come from the activity interface: a callback for each would cost the program time. A
 /// CUPTI before 12.8 cannot choose functions, and gives records of all.
 CuptiResult CuptiSession::switch_call_records(bool on) noexcept {
-  if (!parts_.launches && (!parts_.calls || subscriber_ != nullptr)) return kCuptiSuccess;
   bool chosen = cupti_.enable_driver_call != nullptr && cupti_.enable_runtime_call != nullptr;
   for_each_function([&](int domain, std::uint32_t function, bool launch) {
     if (!chosen || (!launch && subscriber_ != nullptr)) return;

@@ -3,7 +3,6 @@
 #include "contents.hpp"
 #include "cupti.hpp"
 #include "doctor/read/call_names.hpp"
-#include "parts.hpp"
 #include "recording_file.hpp"
 
 #include <atomic>
@@ -24,9 +23,9 @@ class CuptiSession {
  public:
   CuptiSession(const Cupti& cupti, RecordingFile& file) noexcept : cupti_(cupti), file_(file) {}
 
-  /// Asks for `on_call` at all calls of `parts` but launches, and names the takers of buffers. False if
+  /// Asks for `on_call` at all calls but launches, and names the takers of buffers. False if
   /// nothing may be recorded at all; a note says why.
-  [[nodiscard]] bool begin(const Parts& parts, CuptiCallback on_call, CuptiBufferRequested requested,
+  [[nodiscard]] bool begin(CuptiCallback on_call, CuptiBufferRequested requested,
                            CuptiBufferCompleted completed) noexcept;
   /// Asks for records. Without callbacks, they are also of calls other than launches.
   void enable_records() noexcept;
@@ -70,7 +69,6 @@ class CuptiSession {
 
   const Cupti& cupti_;
   RecordingFile& file_;
-  Parts parts_;
   CuptiSubscriber subscriber_ = nullptr;
   Function driver_functions_[kMostFunctions];
   Function runtime_functions_[kMostFunctions];

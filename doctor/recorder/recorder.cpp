@@ -13,7 +13,6 @@
 #include "doctor/read/python_files.hpp"
 #include "doctor/timeline/work_labels.hpp"
 #include "mix.hpp"
-#include "parts.hpp"
 #include "places.hpp"
 #include "python_stack.hpp"
 #include "recording_file.hpp"
@@ -81,6 +80,12 @@ struct ThreadCall {
   WatchedThread* watched = nullptr;  ///< null: it is no thread of Python, or there are too many
 };
 thread_local ThreadCall thread_call;
+
+/// What PENSTOCK_RECORD_WITHOUT does not name.
+struct Parts {
+  bool lines = true;     ///< the places of calls
+  bool contents = true;  ///< of copies
+};
 
 Cupti cupti;
 RecordingFile file;
@@ -508,7 +513,7 @@ void start() noexcept {
                   python.version());
     file.note(note);
   }
-  if (!session.begin(parts, on_call, give_buffer, take_buffer)) return;
+  if (!session.begin(on_call, give_buffer, take_buffer)) return;
   active.store(true);
   session.enable_records();
   watch_for_subscribers(cupti, yield_to_program);
@@ -527,11 +532,13 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
   using namespace penstock::recorder;
   const char* const folder = std::getenv("PENSTOCK_RECORD");
   if (folder == nullptr || file.is_open()) return 1;
-  if (const char* const left_out = std::getenv("PENSTOCK_RECORD_WITHOUT")) parts = parts_without(left_out);
+  if (const char* const left_out = std::getenv("PENSTOCK_RECORD_WITHOUT")) {
+    const std::string_view names = left_out;
+    parts = {.lines = names.find("lines") == names.npos, .contents = names.find("contents") == names.npos};
+  }
   std::uint64_t records = kDefaultRecords;
   if (const char* const most = std::getenv("PENSTOCK_RECORDS")) records = std::strtoull(most, nullptr, 10);
   if (!file.open(folder, records)) return 1;
-  file.header().left_out = bits_left_out(parts);
   start();
   return 1;
 }

@@ -231,12 +231,6 @@ def process_of(told):
         ),
         *(
             pytest.param(
-                ["steps=20"], {"PENSTOCK_RECORD_WITHOUT": part}, lambda of: of["not_examined"], id=f"without {part}"
-            )
-            for part in ("kernels", "launches", "calls", "lines", "contents")
-        ),
-        *(
-            pytest.param(
                 ["steps=20"],
                 {"FAKE_CUPTI_REFUSES": part},
                 lambda of: any("CUPTI refused" in each["text"] for each in of["not_examined"]),

@@ -95,17 +95,13 @@ with context:
 print("step:", statistics.median(taken), statistics.mean(taken), flush=True)
 fcntl.flock(turn, fcntl.LOCK_UN)
 """
-# What PENSTOCK_RECORD_WITHOUT leaves out; None: not recorded.
+# The options that leave something out; None: not recorded.
 RECORDERS = {
     "not recorded": None,
-    "recorded": "",
-    "without contents (--no-contents)": "contents",
-    "without lines (--no-lines)": "lines",
-    "without lines and contents": "lines,contents",
-    "without the calls of launches": "launches",
-    "without any calls": "launches,calls",
-    "without kernels": "kernels",
-    "without kernels and calls": "kernels,launches,calls",
+    "recorded": [],
+    "without contents (--no-contents)": ["--no-contents"],
+    "without lines (--no-lines)": ["--no-lines"],
+    "without lines and contents": ["--no-lines", "--no-contents"],
 }
 PROFILERS = {"torch.profiler": ["profile"], "torch.profiler with stacks": ["profile", "stacks"]}
 
@@ -409,11 +405,9 @@ def overhead(penstock: pathlib.Path, folder: pathlib.Path, rounds: int = 3) -> d
 
     def measure(name: str) -> tuple[str, tuple[float, float]]:
         command = [sys.executable, program, *PROFILERS.get(name, [])]
-        environment = {"MUSEUM_TURN": str(turn)}
         if RECORDERS.get(name) is not None:
-            command = [penstock, "doctor", "--", *command]
-            environment["PENSTOCK_RECORD_WITHOUT"] = RECORDERS[name]
-        found = re.search(r"step: (\S+) (\S+)", run(command, environment).stdout)
+            command = [penstock, "doctor", "run", *RECORDERS[name], "--", *command]
+        found = re.search(r"step: (\S+) (\S+)", run(command, {"MUSEUM_TURN": str(turn)}).stdout)
         return name, (float(found[1]), float(found[2])) if found else (float("nan"), float("nan"))
 
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in [*RECORDERS, *PROFILERS]}

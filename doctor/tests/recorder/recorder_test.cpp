@@ -144,19 +144,6 @@ TEST_F(Recorder, LeavesOutWhatIsNotWanted) {
   EXPECT_THAT(run({"init", "steps=3"}, {"--no-lines", "--no-contents"}).errors, HasSubstr("lines,contents."));
 }
 
-TEST_F(Recorder, LeavesOutRecordsOfTheGpuAndOfCalls) {
-  const auto events = [&](const char* without) {
-    command_.environment.back() = std::string("PENSTOCK_RECORD_WITHOUT=") + without;
-    return examine({"init", "steps=20"}).at("processes")[0].at("events").get<int>();
-  };
-  command_.environment.emplace_back();
-  EXPECT_EQ(events("kernels"), 7 * 20);
-  EXPECT_EQ(events("launches"), 7 * 20);
-  EXPECT_EQ(events("calls"), 6 * 20);
-  EXPECT_EQ(events("launches,calls"), 4 * 20);
-  EXPECT_EQ(events("launches,,"), 7 * 20);
-}
-
 /// The ids of the first process's findings, and of what was not examined.
 std::set<std::string> found_in(const json& report) {
   std::set<std::string> found;
@@ -184,44 +171,6 @@ TEST_F(Recorder, RefusesVariablesThatItCannotUse) {
                 HasSubstr("is '" + records + "', and not a number of records from 1 to 268435456"));
   }
   EXPECT_THAT(refused("PENSTOCK_RECORDS=268435456"), Not(HasSubstr("not a number")));
-  for (const std::string without : {"foo", "calls,foo"}) {
-    EXPECT_THAT(
-        refused("PENSTOCK_RECORD_WITHOUT=" + without),
-        HasSubstr("PENSTOCK_RECORD_WITHOUT names 'foo'; it may have kernels, launches, calls, lines"));
-  }
-  EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=foo", {"--no-lines"}), Not(HasSubstr("foo")));
-  EXPECT_THAT(refused("PENSTOCK_RECORD_WITHOUT=kernels,launches,calls,lines,contents"),
-              Not(HasSubstr("it may have")));
-}
-
-TEST_F(Recorder, JudgesNothingThatWasLeftOut) {
-  std::ofstream(path("budget.txt")) << "no synchronizations\nno blocking-copies\nno pinning\n"
-                                       "no device-allocations\nlaunch_or_sync below 90 %\n";
-  const auto broken = [&](const std::string& without) {
-    command_.environment.back() = "PENSTOCK_RECORD_WITHOUT=" + without;
-    const CommandResult result =
-        run({"init", "pinned=20"},
-            {"--budget", path("budget.txt"), "--html", path("page.html"), "--json", path("report.json")});
-    EXPECT_EQ(result.status, 3) << result.errors;
-    return read_report().at("processes")[0].at("budget").at("broken").size();
-  };
-  command_.environment.emplace_back();
-  for (const char* const without : {"calls", "launches"}) {
-    SCOPED_TRACE(without);
-    EXPECT_EQ(broken(without), 5U);
-    EXPECT_THAT(found_in(read_report()), IsEmpty());
-    const json parts = read_report().at("processes")[0].at("devices")[0].at("parts");
-    EXPECT_EQ(parts.at("other_idle").at("seconds"), 0);
-    EXPECT_GT(parts.at("not_observed").at("seconds"), 0);
-  }
-  EXPECT_EQ(broken("kernels"), 5U);
-  const json process = read_report().at("processes")[0];
-  EXPECT_THAT(process.at("findings"), IsEmpty());
-  EXPECT_EQ(process.at("devices")[0].at("parts").at("not_observed").at("share"), 1);
-  EXPECT_EQ(process.at("devices")[0].at("copies_to_device").at("exposed_seconds"), nullptr);
-  EXPECT_THAT(read("page.html"),
-              AllOf(HasSubstr("No kernels were recorded in"), HasSubstr("Nothing was judged"),
-                    HasSubstr("what hides them is not known<br>"), Not(HasSubstr("Kernels run in"))));
 }
 
 /// Why something was not examined, as one text.
@@ -237,7 +186,8 @@ TEST_F(Recorder, JudgesNothingThatCuptiRefused) {
   const auto examine_without = [&](const std::string& refused) {
     command_.environment.back() = "FAKE_CUPTI_REFUSES=" + refused;
     const CommandResult result =
-        run({"init", "steps=20"}, {"--budget", path("budget.txt"), "--json", path("report.json")});
+        run({"init", "steps=20"},
+            {"--budget", path("budget.txt"), "--html", path("page.html"), "--json", path("report.json")});
     EXPECT_EQ(result.status, 3) << result.errors;
     EXPECT_THAT(read_report().at("processes")[0].at("budget").at("broken"), SizeIs(3));
     EXPECT_THAT(reasons_in(read_report()),
@@ -247,6 +197,12 @@ TEST_F(Recorder, JudgesNothingThatCuptiRefused) {
   command_.environment.emplace_back();
   EXPECT_THAT(examine_without("10"), HasSubstr("Nothing was judged, as no kernels were recorded"));
   EXPECT_THAT(reasons_in(read_report()), HasSubstr("gains: CUPTI refused to record kernels."));
+  const json idle = read_report().at("processes")[0].at("devices")[0];
+  EXPECT_EQ(idle.at("parts").at("not_observed").at("share"), 1);
+  EXPECT_EQ(idle.at("copies_to_device").at("exposed_seconds"), nullptr);
+  EXPECT_THAT(read("page.html"),
+              AllOf(HasSubstr("No kernels were recorded in"), HasSubstr("Nothing was judged"),
+                    HasSubstr("what hides them is not known<br>"), Not(HasSubstr("Kernels run in"))));
   EXPECT_THAT(found_in(read_report()), IsEmpty());
   EXPECT_THAT(examine_without("1"), AllOf(HasSubstr("Nothing was judged, as no copies were recorded"),
                                           HasSubstr("copies to the GPU a step: not recorded")));
@@ -271,18 +227,12 @@ TEST_F(Recorder, JudgesNothingThatCuptiRefused) {
 
 TEST_F(Recorder, LacksAllCallsIfCuptiRefusesCallbacksAndTheirRecords) {
   command_.environment.insert(command_.environment.end(),
-                              {"FAKE_CUPTI_OLD=1", "FAKE_CUPTI_REFUSES=subscribers,5", ""});
-  const auto refused = [&](const std::string& without) {
-    command_.environment.back() = "PENSTOCK_RECORD_WITHOUT=" + without;
-    const std::string folder = path("without " + without);
-    EXPECT_THAT(run({"init", "steps=20"}, {"--record", folder}).errors, HasSubstr("CUPTI refused to record"));
-    const Timeline timeline = read_recordings(folder).at(0).timeline;
-    EXPECT_FALSE(timeline.has_launches && timeline.has_calls);
-    return std::pair(timeline.refused.launches, timeline.refused.calls);
-  };
-  EXPECT_EQ(refused(""), std::pair(true, true));
-  EXPECT_EQ(refused("launches"), std::pair(false, true));
-  EXPECT_EQ(refused("calls"), std::pair(true, false));
+                              {"FAKE_CUPTI_OLD=1", "FAKE_CUPTI_REFUSES=subscribers,5"});
+  EXPECT_THAT(run({"init", "steps=20"}, {"--record", path("run")}).errors,
+              HasSubstr("CUPTI refused to record"));
+  const Timeline timeline = read_recordings(path("run")).at(0).timeline;
+  EXPECT_FALSE(timeline.has_launches || timeline.has_calls);
+  EXPECT_TRUE(timeline.refused.launches && timeline.refused.calls);
 }
 
 TEST_F(Recorder, ManagesIfCuptiRefusesSomeFunctionsOfAKind) {
