@@ -4,16 +4,12 @@
 #include <penstock/core/error.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/device/topology.hpp>
-#include <penstock/memory/pool.hpp>
-#include <penstock/transfer/pinned_ring.hpp>
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
-#include <optional>
 
 namespace penstock::cli {
 
@@ -27,19 +23,9 @@ using Clock = std::chrono::steady_clock;
 
 std::size_t aligned(std::size_t bytes) { return align_up(bytes, kAlignment); }
 
-/// The expected delivery of one field, from the loader's plan.
-struct Promise {
-  Field field;
-  DType to = DType::uint8;
-  std::size_t elements = 0;
-  std::size_t stored_bytes = 0;  ///< of one sample
-  std::size_t bytes = 0;         ///< of one sample, delivered
-  bool converts = false;
-  ChannelFactors factors;
-  std::size_t chunk = 1;  ///< samples that are compared at a time
-};
+}  // namespace
 
-Promise promise_of(const Field& field, const FieldPlan& plan) {
+Verifier::Promise Verifier::promise_of(const Field& field, const FieldPlan& plan) {
   return {.field = field,
           .to = plan.to,
           .elements = plan.sample_elements,
@@ -50,75 +36,16 @@ Promise promise_of(const Field& field, const FieldPlan& plan) {
           .chunk = std::max<std::size_t>(1, kChunkBytes / plan.delivered_bytes)};
 }
 
-struct Difference {
-  std::size_t row = 0;
-  std::size_t byte = 0;
-  std::byte arrived{};
-  std::byte expected{};
-};
-
-std::optional<Difference> difference(std::span<const std::byte> arrived, std::span<const std::byte> expected,
-                                     std::size_t sample_bytes, std::size_t first_row) {
+std::optional<Verifier::Difference> Verifier::difference(std::span<const std::byte> arrived,
+                                                         std::span<const std::byte> expected,
+                                                         std::size_t sample_bytes, std::size_t first_row) {
   if (std::memcmp(arrived.data(), expected.data(), arrived.size()) == 0) return std::nullopt;
   const auto [a, e] = std::mismatch(arrived.begin(), arrived.end(), expected.begin());
   const auto at = static_cast<std::size_t>(a - arrived.begin());
   return Difference{first_row + at / sample_bytes, at % sample_bytes, *a, *e};
 }
 
-}  // namespace
-
-class Verifier::Checker {
- public:
-  Checker(const Device& device, Dataset dataset, const FeedPlan& plan);
-
-  void check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
-             std::span<const DeviceField> fields, const Stream& stream);
-  void finish();
-
-  VerifyAccount account;
-
- private:
-  /// A batch that is being copied back.
-  struct Slot {
-    PinnedRing::Slot* pinned = nullptr;
-    std::uint64_t epoch = 0;
-    std::uint64_t batch = 0;
-    std::vector<std::uint64_t> indices;
-    bool under_way = false;
-  };
-  /// The memory and stream of one thread that compares.
-  struct Comparer {
-    Stream stream;
-    Buffer stored;
-    Buffer expected;
-    std::optional<Difference> found;
-  };
-
-  void require_promised(std::span<const DeviceField> fields, std::size_t samples) const;
-  void compare(Slot& slot);
-  void compare_field(const Slot& slot, std::size_t field, std::span<const std::byte> arrived);
-  void compare_chunks(Comparer& comparer, const Slot& slot, std::size_t field,
-                      std::span<const std::byte> arrived, std::size_t first_chunk);
-  [[nodiscard]] std::span<const std::byte> expect(Comparer& comparer, std::size_t field,
-                                                  std::span<const std::uint64_t> indices) const;
-  [[nodiscard]] Buffer put(const std::vector<float>& values);
-
-  Device device_;
-  Device host_ = Device::open("host");
-  Dataset dataset_;
-  std::size_t batch_size_;
-  std::vector<Promise> promises_;
-  Pool host_pool_;
-  std::optional<Pool> pinned_pool_;
-  std::vector<Buffer> scales_, shifts_;
-  std::vector<Comparer> comparers_;
-  std::optional<PinnedRing> ring_;
-  std::array<Slot, 2> slots_;
-  std::size_t next_ = 0;
-  std::shared_ptr<HostWorkers> workers_;
-};
-
-Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan& plan)
+Verifier::Verifier(const Device& device, Dataset dataset, const FeedPlan& plan)
     : device_(device),
       dataset_(std::move(dataset)),
       batch_size_(plan.batch),
@@ -144,13 +71,13 @@ Verifier::Checker::Checker(const Device& device, Dataset dataset, const FeedPlan
   for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].pinned = &(*ring_)[i];
 }
 
-Buffer Verifier::Checker::put(const std::vector<float>& values) {
+Buffer Verifier::put(const std::vector<float>& values) {
   Buffer buffer = host_pool_.allocate(values.size() * sizeof(float));
   if (!values.empty()) std::memcpy(buffer.data(), values.data(), buffer.size());
   return buffer;
 }
 
-void Verifier::Checker::require_promised(std::span<const DeviceField> fields, std::size_t samples) const {
+void Verifier::require_promised(std::span<const DeviceField> fields, std::size_t samples) const {
   if (fields.size() != promises_.size() || samples == 0 || samples > batch_size_) {
     throw Error(
         fmt::format("Verification failed: a batch has {} samples with {} fields; at most {} samples with "
@@ -171,8 +98,8 @@ void Verifier::Checker::require_promised(std::span<const DeviceField> fields, st
   }
 }
 
-void Verifier::Checker::check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
-                              std::span<const DeviceField> fields, const Stream& stream) {
+void Verifier::check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
+                     std::span<const DeviceField> fields, const Stream& stream) {
   require_promised(fields, indices.size());
   Slot& slot = slots_[next_];
   std::byte* to = slot.pinned->data();
@@ -189,11 +116,11 @@ void Verifier::Checker::check(std::uint64_t epoch, std::uint64_t batch, std::vec
   compare(slots_[next_]);  // leaves it free for the next batch
 }
 
-void Verifier::Checker::finish() {
+void Verifier::finish() {
   for (Slot& slot : slots_) compare(slot);
 }
 
-void Verifier::Checker::compare(Slot& slot) {
+void Verifier::compare(Slot& slot) {
   if (!slot.under_way) return;
   slot.pinned->wait();
   slot.under_way = false;
@@ -206,14 +133,13 @@ void Verifier::Checker::compare(Slot& slot) {
     arrived += aligned(field.size());
     bytes += field.size();
   }
-  account.batches += 1;
-  account.samples += slot.indices.size();
-  account.bytes += bytes;
-  account.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  account_.batches += 1;
+  account_.samples += slot.indices.size();
+  account_.bytes += bytes;
+  account_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-void Verifier::Checker::compare_field(const Slot& slot, std::size_t field,
-                                      std::span<const std::byte> arrived) {
+void Verifier::compare_field(const Slot& slot, std::size_t field, std::span<const std::byte> arrived) {
   for (Comparer& comparer : comparers_) comparer.found.reset();
   workers_->for_each(comparers_.size(),
                      [&](std::size_t i) { compare_chunks(comparers_[i], slot, field, arrived, i); });
@@ -229,8 +155,8 @@ void Verifier::Checker::compare_field(const Slot& slot, std::size_t field,
       static_cast<unsigned>(first->arrived), static_cast<unsigned>(first->expected)));
 }
 
-void Verifier::Checker::compare_chunks(Comparer& comparer, const Slot& slot, std::size_t field,
-                                       std::span<const std::byte> arrived, std::size_t first_chunk) {
+void Verifier::compare_chunks(Comparer& comparer, const Slot& slot, std::size_t field,
+                              std::span<const std::byte> arrived, std::size_t first_chunk) {
   const Promise& promise = promises_[field];
   const std::span<const std::uint64_t> indices(slot.indices);
   for (std::size_t row = first_chunk * promise.chunk; row < indices.size() && !comparer.found;
@@ -242,8 +168,8 @@ void Verifier::Checker::compare_chunks(Comparer& comparer, const Slot& slot, std
   }
 }
 
-std::span<const std::byte> Verifier::Checker::expect(Comparer& comparer, std::size_t field,
-                                                     std::span<const std::uint64_t> indices) const {
+std::span<const std::byte> Verifier::expect(Comparer& comparer, std::size_t field,
+                                            std::span<const std::uint64_t> indices) const {
   const Promise& promise = promises_[field];
   const auto stored = comparer.stored.bytes().first(indices.size() * promise.stored_bytes);
   dataset_.gather(field, indices, stored);
@@ -267,25 +193,11 @@ std::span<const std::byte> Verifier::Checker::expect(Comparer& comparer, std::si
   return comparer.expected.bytes().first(indices.size() * promise.bytes);
 }
 
-Verifier::Verifier(const Device& device, Dataset dataset, const FeedPlan& plan)
-    : checker_(std::make_unique<Checker>(device, std::move(dataset), plan)) {}
-
-Verifier::~Verifier() = default;
-
 void Verifier::check(const DeviceBatch& batch, const Stream& stream) {
   std::vector<DeviceField> fields;
   fields.reserve(batch.field_count());
   for (std::size_t i = 0; i < batch.field_count(); ++i) fields.push_back(batch.field(i));
   check(batch.epoch(), batch.index(), batch.indices(), fields, stream);
 }
-
-void Verifier::check(std::uint64_t epoch, std::uint64_t batch, std::vector<std::uint64_t> indices,
-                     std::span<const DeviceField> fields, const Stream& stream) {
-  checker_->check(epoch, batch, std::move(indices), fields, stream);
-}
-
-void Verifier::finish() { checker_->finish(); }
-
-const VerifyAccount& Verifier::account() const noexcept { return checker_->account; }
 
 }  // namespace penstock::cli
