@@ -1,7 +1,6 @@
 #include "cli/shared/output.hpp"
 #include "cli/shared/signals.hpp"
 #include "feed_fields.hpp"
-#include "feed_report.hpp"
 #include "feed_run.hpp"
 
 #include <penstock/core/bytes.hpp>

@@ -47,6 +47,9 @@ struct FeedAccount {
 /// The account for people: epochs, figures, and at the end the sentence.
 [[nodiscard]] std::string feed_text(const FeedAccount& account);
 
+/// The account as one HTML page that loads nothing.
+[[nodiscard]] std::string feed_report(const FeedAccount& account);
+
 /// A row for each epoch.
 [[nodiscard]] Table epoch_table(const FeedAccount& account);
 

@@ -1,6 +1,5 @@
-#include "feed_report.hpp"
-
 #include "cli/shared/page.hpp"
+#include "feed_account.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/feed_figures.hpp>

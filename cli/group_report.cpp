@@ -1,4 +1,4 @@
-#include "group_report.hpp"
+#include "link_report.hpp"
 
 #include <penstock/core/bytes.hpp>
 

@@ -1,6 +1,5 @@
 #include "cli/shared/output.hpp"
 #include "cli/shared/signals.hpp"
-#include "group_report.hpp"
 #include "link_report.hpp"
 
 #include <fmt/format.h>

@@ -64,7 +64,8 @@ std::string joined(const char* name, const std::string& value, bool in_front) {
 
 /// Of the program. What is preloaded already comes first; so does the folder in which Python finds `--feed`.
 std::vector<std::string> variables(const fs::path& library, const fs::path& folder, bool feeds) {
-  std::vector<std::string> all = {joined("LD_PRELOAD", library.string(), false), figures_variable(folder)};
+  std::vector<std::string> all = {joined("LD_PRELOAD", library.string(), false),
+                                  fmt::format("{}={}", run::kFiguresVariable, folder.string())};
   // PyTorch then asks for huge pages, which the kernel makes in a third of the time.
   constexpr const char* kHugePages = "THP_MEM_ALLOC_ENABLE";
   if (std::getenv(kHugePages) == nullptr) all.push_back(fmt::format("{}=1", kHugePages));

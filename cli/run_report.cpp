@@ -211,8 +211,4 @@ std::string RunReport::json(const std::vector<std::string>& command, int status)
          "\n";
 }
 
-std::string figures_variable(const std::filesystem::path& folder) {
-  return fmt::format("{}={}", run::kFiguresVariable, folder.string());
-}
-
 }  // namespace penstock::cli

@@ -44,7 +44,4 @@ class RunReport {
   std::vector<FedLoader> loaders_;
 };
 
-/// "NAME=folder", for the environment of the program.
-[[nodiscard]] std::string figures_variable(const std::filesystem::path& folder);
-
 }  // namespace penstock::cli
