@@ -84,6 +84,19 @@ struct Track {
   std::vector<Row> rows;
 };
 
+/// Takes the records of two lists together, in the order of `key`, in which each of them is. Of equal ones,
+/// the first list's comes first.
+template <typename A, typename B, typename Key, typename TakeA, typename TakeB>
+void in_order(const std::vector<A>& first, const std::vector<B>& second, const Key& key, const TakeA& take_a,
+              const TakeB& take_b) {
+  auto a = first.begin();
+  for (const B& b : second) {
+    for (; a != first.end() && key(*a) <= key(b); ++a) take_a(*a);
+    take_b(b);
+  }
+  std::for_each(a, first.end(), take_a);
+}
+
 class ChromeTraceWriter {
  public:
   ChromeTraceWriter(const Timeline& timeline, const Diagnosis& diagnosis, TextSink sink)
@@ -200,13 +213,7 @@ class ChromeTraceWriter {
     }
   }
 
-  /// Calls and spans of each thread together, in order; of two that begin at once, the longer one first.
   void write_host() {
-    const auto order = [](const auto& record) {
-      return std::tuple(record.thread, record.time.begin, -record.time.end);
-    };
-    auto call = timeline_.calls.begin();
-    auto span = timeline_.host.begin();
     Track track;
     std::optional<std::uint16_t> thread;
     const auto track_of = [&](std::uint16_t of) -> Track& {
@@ -214,20 +221,18 @@ class ChromeTraceWriter {
       thread = of;
       return track;
     };
-    while (call != timeline_.calls.end() || span != timeline_.host.end()) {
-      const bool is_span =
-          call == timeline_.calls.end() || (span != timeline_.host.end() && order(*span) <= order(*call));
-      if (is_span) {
-        constexpr std::array<std::string_view, 3> kCategories = {"frame", "operator", "loader"};
-        write_event(track_of(span->thread), span->time, kCategories[static_cast<std::size_t>(span->kind)],
-                    names_[span->name]);
-        ++span;
-      } else {
-        write_event(track_of(call->thread), call->time, "call",
-                    fmt::format("\"{}\"", call_kind_name(call->kind)));
-        ++call;
-      }
-    }
+    in_order(
+        timeline_.host, timeline_.calls,
+        [](const auto& record) { return std::tuple(record.thread, record.time.begin, -record.time.end); },
+        [&](const TimelineHostSpan& span) {
+          constexpr std::array<std::string_view, 3> kCategories = {"frame", "operator", "loader"};
+          write_event(track_of(span.thread), span.time, kCategories[static_cast<std::size_t>(span.kind)],
+                      names_[span.name]);
+        },
+        [&](const TimelineCall& call) {
+          write_event(track_of(call.thread), call.time, "call",
+                      fmt::format("\"{}\"", call_kind_name(call.kind)));
+        });
   }
 
   void write_devices() {
@@ -238,21 +243,14 @@ class ChromeTraceWriter {
         track = {kFirstDevice + record.device, fmt::format("stream {}", record.stream), {}};
       return track;
     };
-    auto copy = timeline_.copies.begin();
-    auto work = timeline_.work.begin();
-    while (copy != timeline_.copies.end() || work != timeline_.work.end()) {
-      const bool is_work = copy == timeline_.copies.end() ||
-                           (work != timeline_.work.end() && std::pair(work->time.begin, -work->time.end) <=
-                                                                std::pair(copy->time.begin, -copy->time.end));
-      if (is_work) {
-        write_event(track_of(*work), work->time, "kernel", "\"kernel\"");
-        ++work;
-      } else {
-        write_event(track_of(*copy), copy->time, "copy",
-                    fmt::format("\"copy {}\"", copy_direction_name(copy->direction)), copy_arguments(*copy));
-        ++copy;
-      }
-    }
+    in_order(
+        timeline_.work, timeline_.copies,
+        [](const auto& record) { return std::pair(record.time.begin, -record.time.end); },
+        [&](const TimelineWork& work) { write_event(track_of(work), work.time, "kernel", "\"kernel\""); },
+        [&](const TimelineCopy& copy) {
+          write_event(track_of(copy), copy.time, "copy",
+                      fmt::format("\"copy {}\"", copy_direction_name(copy.direction)), copy_arguments(copy));
+        });
   }
 
   static std::string copy_arguments(const TimelineCopy& copy) {
