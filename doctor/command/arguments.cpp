@@ -78,26 +78,16 @@ void add_run(CLI::App& doctor, DoctorOptions& options) {
 }
 
 void add_read(CLI::App& doctor, DoctorOptions& options) {
-  CLI::App* command =
-      doctor.add_subcommand("read", "Read traces of PyTorch's profiler, or a folder of recordings");
+  CLI::App* command = doctor.add_subcommand("read", "Read traces of PyTorch's profiler, or recordings");
   command
       ->add_option(
           "TRACE", options.traces,
           "Trace that PyTorch's profiler exported: .json or .json.gz; several are compared as those of "
-          "ranks; or a folder that --record made")
+          "ranks; or a folder that --record made, or one recording in it")
       ->type_name("")
       ->check(not_empty())
       ->required();
   add_report(*command, options);
-  command
-      ->add_option_function<std::string>(
-          "--process",
-          [&options](const std::string& text) {
-            options.process = parse_count("--process", text, 0, kMostCount);
-          },
-          "Of a folder with several processes, write --perfetto of the one that has the number N in "
-          "the report, in place of the first")
-      ->type_name("N");
   command->footer(
       "Examples:\n"
       "  penstock doctor read trace.json\n"

@@ -107,8 +107,6 @@ void refuse_contradictions(const DoctorOptions& options) {
   const std::string other = options.traces.empty() ? options.loader : options.traces.front();
   if (!options.command.empty() && !other.empty())
     throw UsageError(fmt::format("{} and a program behind -- exclude each other; pass one of them", other));
-  if (options.process && options.perfetto.empty())
-    throw UsageError("--process chooses what --perfetto draws; pass --perfetto FILE");
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ struct DoctorOptions {
   std::string loader;  ///< "FILE.py:NAME"
   double seconds = 2;  ///< of each run
   std::optional<double> step_ms;
-  /// Of PyTorch's profiler, several if they are of ranks; or a folder of recordings. In place of a loader.
+  /// Of PyTorch's profiler, several if they are of ranks; or a folder of recordings, or one of them. In place
+  /// of a loader.
   std::vector<std::string> traces;
   std::vector<std::string> command;  ///< a program and its arguments, in place of a trace
   std::string verify;                ///< shell line of the changed program, kUnderRun, or empty for none
@@ -29,7 +30,6 @@ struct DoctorOptions {
   std::string json;                  ///< file, "-" for standard output, empty for none
   std::string html;                  ///< file for a page, empty for none
   std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
-  std::optional<std::uint64_t> process;  ///< of --perfetto; nullopt: the first one that used a GPU
 };
 /// In place of a line: the program as it is, under `penstock run`.
 inline constexpr std::string_view kUnderRun = "penstock run";

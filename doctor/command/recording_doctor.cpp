@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <new>
@@ -38,39 +37,27 @@ constexpr int kFailed = 1;
 
 struct Examined {
   std::vector<TraceReport> reports;  ///< of the processes that used a GPU
-  std::optional<std::size_t> drawn;  ///< index of the one whose trace is drawn, if that is asked for
-  Timeline drawn_timeline;
+  Timeline drawn;                    ///< that of the first one, if a trace of it is asked for
   std::vector<std::string> remarks;  ///< about the others, if there are no reports
   std::vector<std::string> unread;   ///< about recordings that cannot be read
 };
 
 bool used_gpu(const Timeline& timeline) { return !timeline.copies.empty() || !timeline.work.empty(); }
 
-/// `wanted`: the number of the process to draw; without it, the first one that used a GPU is drawn.
-Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name,
-                 std::optional<std::uint64_t> wanted) {
+Examined examine(const Examiner& examiner, const fs::path& folder, const std::string& name) {
   Examined examined;
-  std::vector<std::int64_t> numbers;
   for (Recording& recording : read_recordings(folder, &examined.unread)) {
     const std::string process = fmt::format("{}, process {}", name, recording.process);
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));
       examined.reports.back().process = recording.process;
-      numbers.push_back(recording.process);
-      const bool is_wanted = !wanted || std::cmp_equal(recording.process, *wanted);
-      if (examiner.draws_trace() && is_wanted && !examined.drawn) {
-        examined.drawn = examined.reports.size() - 1;
-        examined.drawn_timeline = std::move(recording.timeline);
-      }
+      if (examiner.draws_trace() && examined.reports.size() == 1)
+        examined.drawn = std::move(recording.timeline);
       continue;
     }
     std::string remark = process + ": no work of a GPU was recorded.";
     for (const std::string& note : recording.timeline.notes) remark += " " + note;
     examined.remarks.push_back(std::move(remark));
-  }
-  if (wanted && !examined.drawn) {
-    throw Error(fmt::format("--process: {} has no process {} with work of a GPU; it has {}", folder.string(),
-                            *wanted, numbers.empty() ? "none" : fmt::format("{}", fmt::join(numbers, ", "))));
   }
   return examined;
 }
@@ -85,7 +72,7 @@ bool holds_recordings(const fs::path& folder) {
 
 /// The same of a program's folder.
 Examined examine_program(const Examiner& examiner, const fs::path& folder, const std::string& name) {
-  if (holds_recordings(folder)) return examine(examiner, folder, name, std::nullopt);
+  if (holds_recordings(folder)) return examine(examiner, folder, name);
   Examined none;
   none.remarks.push_back(
       name +
@@ -112,15 +99,14 @@ std::string report_text(const Examined& examined, std::size_t columns) {
 }
 
 /// What is drawn, unless it is all there is.
-std::string drawn_text(const Examined& examined, const Examiner& examiner, bool is_folder) {
+std::string drawn_text(const Examined& examined, const Examiner& examiner) {
   if (!examiner.draws()) return "";
   if (examined.reports.empty()) return "Nothing was drawn: no work of a GPU was recorded.\n";
-  if (!examined.drawn || examined.reports.size() == 1) return "";
-  return fmt::format("Drawn is {}, {} of {} with work of a GPU. {} draws another one.\n",
-                     examined.reports[*examined.drawn].file,
-                     *examined.drawn == 0 ? "the first" : fmt::format("number {}", *examined.drawn + 1),
-                     examined.reports.size(),
-                     is_folder ? "--process N" : "With --record FOLDER, penstock doctor FOLDER --process N");
+  if (!examiner.draws_trace() || examined.reports.size() == 1) return "";
+  return fmt::format(
+      "Drawn is {}, the first of {} with work of a GPU. Of what --record keeps in FOLDER, penstock doctor "
+      "FOLDER/PROCESS.penstock draws another one.\n",
+      examined.reports.front().file, examined.reports.size());
 }
 
 /// A program that was run, or a folder of recordings.
@@ -301,7 +287,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (verification) text += verification_text(*verification, run, columns);
     if (has_budget && !quiet && !why_not_kept(examined).empty())
       text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
-    text += drawn_text(examined, examiner, !run.exit_status);
+    text += drawn_text(examined, examiner);
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
   const auto write_json = [&] {
@@ -316,15 +302,14 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (!examined.reports.empty()) examiner.write_page(examined.reports, remark_lines(verification));
   };
   const auto write_trace = [&] {
-    if (examined.drawn)
-      examiner.write_trace(examined.drawn_timeline, examined.reports[*examined.drawn].diagnosis);
+    if (!examined.reports.empty()) examiner.write_trace(examined.drawn, examined.reports.front().diagnosis);
   };
   run_all({tell, write_json, write_page, write_trace});
 }
 
 int report_folder(Examiner& examiner, const DoctorOptions& options) {
   const std::string& folder = options.traces.front();
-  Run run{folder, std::nullopt, examine(examiner, folder, folder, options.process)};
+  Run run{folder, std::nullopt, examine(examiner, folder, folder)};
   if (run.examined.reports.empty() && run.examined.remarks.empty())
     throw Error(fmt::format("{}", fmt::join(run.examined.unread, " ")));
   write_report(examiner, run, std::nullopt, !options.budget.empty());

@@ -3,6 +3,7 @@
 #include "cli/shared/link_profiles.hpp"
 #include "cli/shared/terminal.hpp"
 #include "doctor/command/doctor_command.hpp"
+#include "doctor/read/recording_format.hpp"
 #include "doctor/read/torch_trace.hpp"
 #include "doctor/report/chrome_trace.hpp"
 #include "doctor/report/rank_comparison.hpp"
@@ -60,10 +61,6 @@ void refuse_other_than_trace(const std::string& name) {
   const fs::path file(name);
   const std::size_t colon = name.rfind(':');
   const bool is_there = fs::exists(file);
-  if (file.extension() == ".penstock") {
-    throw UsageError(fmt::format("{} is one recording; pass its folder: penstock doctor {}", name,
-                                 file.has_parent_path() ? file.parent_path().string() : "."));
-  }
   if (name.ends_with(".py")) {
     throw UsageError(
         fmt::format("{0} is a program and not a trace; write penstock doctor -- python {0}, or "
@@ -194,6 +191,11 @@ std::string drawn_text(std::span<const TraceReport> reports, const Examiner& exa
                      one_line(reports.front().file));
 }
 
+/// True of a folder, and of a recording.
+bool is_recorded(const fs::path& file) {
+  return fs::is_directory(file) || file.extension() == recording::kSuffix;
+}
+
 void refuse_unfit_traces(const DoctorOptions& options) {
   if (options.traces.size() > 1 && !is_named_as_trace(options.traces.front())) {
     throw UsageError(
@@ -202,17 +204,18 @@ void refuse_unfit_traces(const DoctorOptions& options) {
                     options.traces.front(), fmt::join(options.traces, " ")));
   }
   for (const std::string& trace : options.traces) {
-    if (fs::is_directory(trace))
-      throw UsageError(fmt::format("{} is a folder; pass it alone, or several traces", trace));
+    if (is_recorded(trace)) {
+      throw UsageError(fmt::format("{} is a {}; pass it alone, or several traces", trace,
+                                   fs::is_directory(trace) ? "folder" : "recording"));
+    }
     refuse_other_than_trace(trace);
   }
-  if (options.process) throw UsageError("--process needs a folder of recordings, which --record makes");
 }
 
 }  // namespace
 
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment) {
-  if (options.traces.size() == 1 && fs::is_directory(options.traces.front()))
+  if (options.traces.size() == 1 && is_recorded(options.traces.front()))
     return run_recording_doctor(options, environment);
   refuse_unfit_traces(options);
   Examiner examiner(options, environment);

@@ -503,6 +503,8 @@ Recording read_recording(const std::filesystem::path& file) {
 
 std::vector<Recording> read_recordings(const std::filesystem::path& folder,
                                        std::vector<std::string>* refused) {
+  if (folder.extension() == recording::kSuffix && !std::filesystem::is_directory(folder))
+    return {read_recording(folder)};
   std::error_code error;
   std::vector<Recording> recordings;
   std::vector<std::string> others;

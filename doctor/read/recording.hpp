@@ -23,7 +23,8 @@ struct Recording {
 /// says what is not. Throws Error if it is not a recording, or one of another version.
 [[nodiscard]] Recording read_recording(const std::filesystem::path& file);
 
-/// Reads all recordings of a folder, in the order of their processes. Throws Error if the folder has none,
+/// Reads all recordings of a folder, in the order of their processes, or the one file that `folder` is.
+/// Throws Error if the folder has none,
 /// and as `read_recording` does. With `refused`, it reads the others then, and has a sentence there for each
 /// that cannot be read, or that was not begun.
 [[nodiscard]] std::vector<Recording> read_recordings(const std::filesystem::path& folder,
