@@ -48,6 +48,20 @@ def has(owner: Any, method: str) -> bool:
     return callable(attribute(owner, method))
 
 
+def dtype_name(argument: str, dtype: Any) -> str:
+    """The name of a dtype of PyTorch or NumPy, or a name itself. Raises InvalidArgument that names the argument."""
+    if isinstance(dtype, str):
+        return dtype
+    if str(dtype).startswith("torch."):
+        return str(dtype).removeprefix("torch.")
+    import numpy
+
+    try:
+        return numpy.dtype(dtype).name
+    except TypeError as error:
+        raise InvalidArgument(f'`{argument}` names a type, such as "float32", not {dtype!r}.') from error
+
+
 def numpy_for(what: str) -> Any:
     """NumPy. Raises Unsupported, which says what needs it, if it is not installed."""
     try:

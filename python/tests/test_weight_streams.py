@@ -77,6 +77,24 @@ def test_complex_numbers_and_8_bit_floats_of_ml_dtypes(tmp_path):
         assert array.dtype == ml_dtypes.float8_e5m2 and array.astype(np.float32).tolist() == [[1, -1], [2, 0]]
 
 
+@over_the_fake_driver
+def test_without_pytorch_numpy_converts_on_the_host_alone(tmp_path):
+    values = np.array([1 + 2**-11, 1 + 3 * 2**-11, -0.1], np.float32)  # halfway between two of float16
+    tensors = {"w": ("F32", (3,), values.tobytes()), "i": ("I64", (), (2**60 + 1).to_bytes(8, "little"))}
+    path = files.write(tmp_path / "a", tensors)
+    loaded = penstock.load_safetensors(path, "host", dtype="float16")
+    assert loaded["w"].dtype == np.float16 and loaded["w"].tolist() == values.astype(np.float16).tolist()
+    assert loaded["w"][1] == 1 + 2**-9 and loaded["i"] == 2**60 + 1
+    assert all(array.base is None for array in loaded.values()), "none keeps the block"
+    with pytest.raises(penstock.Unsupported, match="needs PyTorch: import torch before"):
+        penstock.load_safetensors(path, "cuda:0", dtype="float16")
+    if _has_ml_dtypes():
+        assert str(penstock.load_safetensors(path, "host", dtype="bfloat16")["w"].dtype) == "bfloat16"
+    else:
+        with pytest.raises(penstock.Unsupported, match="bfloat16: import torch, or install ml_dtypes"):
+            penstock.load_safetensors(path, "host", dtype="bfloat16")
+
+
 def _has_ml_dtypes():
     try:
         import ml_dtypes  # noqa: F401

@@ -279,6 +279,48 @@ def test_four_bits_and_what_torch_lacks(device, tmp_path):
         penstock.load_safetensors(odd, device)
 
 
+def test_floats_are_converted(device, random, tmp_path):
+    values = np.array([1 + 2**-8, 1 + 3 * 2**-8, -1e39, 0.1, np.nan])  # halfway between two of bfloat16, and too large
+    tensors = {name: (name, (4, 3), files.make(name, (4, 3), random)) for name in DTYPES if name != "F8_E8M0"}
+    tensors["values"] = "F64", (5,), values.tobytes()
+    path = files.write(tmp_path / "a", tensors)
+    stored = penstock.load_safetensors(path, device)
+    for dtype in (torch.bfloat16, "float16", np.float32, np.dtype(np.float64)):
+        name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else np.dtype(dtype).name
+        loaded = penstock.load_safetensors(path, device, dtype=dtype)
+        assert list(loaded) == list(tensors)
+        for key, tensor in stored.items():
+            wanted = getattr(torch, name) if tensor.is_floating_point() else tensor.dtype
+            assert (loaded[key].dtype, loaded[key].device) == (wanted, tensor.device)
+            assert bytes_of(loaded[key]) == bytes_of(tensor.to(wanted)), key
+    rounded = penstock.load_safetensors(path, device, ["values"], dtype="bfloat16")["values"]
+    assert rounded[:3].tolist() == [1, 1 + 2**-6, -np.inf]
+
+
+def test_converted_tensors_keep_no_block(device, random, tmp_path):
+    kinds = {"half": "F16", "whole": "I64", "flag": "BOOL"}
+    path = files.write(
+        tmp_path / "a", {name: (dtype, (8,), files.make(dtype, (8,), random)) for name, dtype in kinds.items()}
+    )
+    for dtype, owned_by_torch in (("float32", True), ("float16", False)):
+        loaded = penstock.load_safetensors(path, device, dtype=dtype)
+        assert all(tensor.untyped_storage().resizable() is owned_by_torch for tensor in loaded.values())
+
+
+def test_types_that_are_not_converted(device, tmp_path):
+    path = files.write(tmp_path / "a", {"w": ("F32", (1,), bytes(4))})
+    for dtype in ("int8", torch.int32, np.complex64, "half", 7):
+        with pytest.raises(penstock.InvalidArgument, match="dtype"):
+            penstock.load_safetensors(path, device, dtype=dtype)
+    for name in ("float128", "float4_e2m1fn_x2", "float_power"):
+        with pytest.raises(penstock.Unsupported, match=f"Converting to {name}"):
+            penstock.load_safetensors(path, device, dtype=name)
+    four = files.write(tmp_path / "b", {"four": ("F4", (2,), b"a")})
+    if hasattr(torch, "float4_e2m1fn_x2"):
+        with pytest.raises(penstock.Unsupported, match="'four' is of type F4, which PyTorch does not convert"):
+            penstock.load_safetensors(four, device, dtype="float32")
+
+
 def test_many_tensors_are_read_in_a_few_steps(tmp_path):
     # The header's parser must not go through all earlier tensors for each one: that would take minutes here.
     count = 300_000

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _core
+from .._checks import dtype_name
 from .._errors import InvalidArgument
 from .chunks import side_by_side
 from .columns import Fields, cast, refuse_rounded_columns, refuse_rounding
@@ -45,14 +46,14 @@ def targets_of(fields: Fields, to: Any) -> list[str | None]:
     names = fields.names
     if isinstance(to, Mapping):
         wanted = _by_name("to", to, names)
-        return [None if value is None else _dtype_name(value) for value in wanted]
+        return [None if value is None else dtype_name("to", value) for value in wanted]
     if to is not None and not isinstance(to, str) and isinstance(to, Sequence):
         if len(to) != len(names):
             raise InvalidArgument(f"`to` has {len(to)} entries for {len(names)} fields.")
-        return [None if value is None else _dtype_name(value) for value in to]
+        return [None if value is None else dtype_name("to", value) for value in to]
     if to is None:
         return [None] * len(names)
-    target = _dtype_name(to)
+    target = dtype_name("to", to)
     targets = [target if _is_for(fields, i, target) else None for i in range(len(names))]
     if not any(targets):
         stored = ", ".join(f"{name} ({_stored(array)})" for name, array in zip(names, fields.arrays, strict=True))
@@ -156,16 +157,3 @@ def _as_floats(what: str, value: Any) -> list[float]:
         return [float(value)] if single else [float(number) for number in value]
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"`{what}` is a number, or one for each channel, not {value!r}.") from error
-
-
-def _dtype_name(dtype: Any) -> str:
-    if isinstance(dtype, str):
-        return dtype
-    if str(dtype).startswith("torch."):
-        return str(dtype).removeprefix("torch.")
-    import numpy
-
-    try:
-        return numpy.dtype(dtype).name
-    except TypeError as error:
-        raise InvalidArgument(f'`to` names a type, such as "float32", not {dtype!r}.') from error

@@ -13,7 +13,7 @@ from .._checks import numpy_for
 from .._destination import Destination
 from .._errors import InvalidArgument
 from .._progress import Progress
-from .weight_types import view_of
+from .weight_types import conversion_to, view_of
 
 Path = str | os.PathLike
 
@@ -26,6 +26,7 @@ def load_safetensors(
     device: Any = "auto",
     names: Iterable[str] | Mapping[str, slice | None] | None = None,
     *,
+    dtype: Any = None,
     group: Any = None,
     relay: Any = None,
 ) -> Any:
@@ -45,6 +46,13 @@ def load_safetensors(
     `names`: load only these tensors, in any order. Nothing else is read, nor gets memory. A dict gives a slice of the
     first axis of each, or None for the whole tensor: `names={"embed.weight": slice(0, 4096)}` reads 4096 rows.
 
+    `dtype`: floating tensors become this type: a dtype of PyTorch or NumPy, or its name, such as "bfloat16". Integers,
+    bools and complex numbers stay as they are. PyTorch converts tensors on the device once they have arrived, or
+    without PyTorch NumPy on the host. Values are rounded to the nearest, and halfway to the even one. What is too large
+    becomes infinite, or what the library makes of it in an 8-bit type. 8-bit floats become their numbers, without a
+    scale of the model. If any tensor is converted, each gets memory of its own, and a file's block is freed once all of
+    its tensors have it.
+
     `group`, `relay`: as in `to_device`. With `group`, a list of devices, each receives all tensors, and the result is a
     list of dicts, one for each device. Each byte is read once. With `relay`, a list of other devices or "auto", their
     links help to fill `device`. With a ProcessGroup, all its processes load tensors of the same names, types and
@@ -54,11 +62,12 @@ def load_safetensors(
     done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile. If it takes seconds, a line on
     the terminal, or in the notebook, says how far it is.
 
-    Raises InvalidArgument for an unknown device, or for a name that no file holds, with similar names. Raises Error for
-    a file that is not sound or is cut short meanwhile, with the file, the tensor and the offset; for a file that the
-    system does not open or read it is Python's own error, too, such as FileNotFoundError. Raises
-    Error, too, if two files hold a tensor of the same name, and for a type that penstock does not know. Raises
-    Unsupported for a dtype that the library of the tensors lacks; OutOfMemory, DeviceError.
+    Raises InvalidArgument for an unknown device, for a `dtype` that is not a floating type, or for a name that no file
+    holds, with similar names. Raises Error for a file that is not sound or is cut short meanwhile, with the file, the
+    tensor and the offset; for a file that the system does not open or read it is Python's own error, too, such as
+    FileNotFoundError. Raises Error, too, if two files hold a tensor of the same name, and for a type that penstock does
+    not know. Raises Unsupported for a dtype that the library of the tensors lacks or does not convert; OutOfMemory,
+    DeviceError.
     """
     paths = _paths(files)
     wanted, rows = (None, {}) if names is None else _names(names)
@@ -66,9 +75,10 @@ def load_safetensors(
     native, on_gpu = destination.native, destination.engine.is_cuda
     if "torch" not in sys.modules and not on_gpu:
         numpy_for("Loading to the host without PyTorch")
+    convert = None if dtype is None else conversion_to(dtype, on_gpu)
     try:
         load = _core.WeightLoad(native, paths, wanted, rows)
-        views = {tensor.name: view_of(tensor, on_gpu) for tensor in load.opaque()}
+        views = {tensor.name: view_of(tensor, on_gpu, convert is not None) for tensor in load.opaque()}
         load.start()
     except Exception as error:
         native.tell(error)
@@ -83,6 +93,8 @@ def load_safetensors(
     for tensors in loaded:
         for name, view in views.items():
             tensors[name] = view(tensors[name])
+        if convert is not None:
+            convert(tensors)
     return loaded if destination.together else loaded[0]
 
 
