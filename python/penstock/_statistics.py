@@ -14,6 +14,12 @@ else:
     _Figures = object
 
 
+def lines_as_html(what: str, lines: list[str]) -> str:
+    """A paragraph and a list: how a notebook shows what `describe()` says."""
+    items = "".join(f"<li>{html.escape(line, quote=False)}</li>" for line in lines)
+    return f"<p>{html.escape(what, quote=False)}</p><ul>{items}</ul>"
+
+
 class FeedStatistics(_Figures):
     """What a feed or a Loader did, and where its time went. docs/statistics.md explains the attributes.
 

@@ -12,7 +12,7 @@ from .._checks import attribute, exists, whole
 from .._destination import Destination
 from .._errors import InvalidArgument
 from .._process_group import ProcessGroup
-from .._statistics import FeedStatistics
+from .._statistics import FeedStatistics, lines_as_html
 from .adapters import kind_of
 from .resume import TorchOrder, may_overtake, sampler_of, torch_order_of, unresumable
 from .tensors import tensors_of
@@ -245,6 +245,9 @@ class Feed(Generic[Batch]):
             f"<penstock.feed of a {type(self.loader).__name__}{of} on {self._destination.name}, "
             f"prefetch_depth={self.prefetch_depth}{', '.join(options)}>"
         )
+
+    def _repr_html_(self) -> str:
+        return lines_as_html(repr(self)[1:-1], self.describe())
 
     def stats(self) -> FeedStatistics:
         """The account of this feed so far. It goes on with the feed: each figure is the one at the time of reading. If

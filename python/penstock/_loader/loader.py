@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from .._checks import whole
 from .._destination import Destination
 from .._engines import close_at_exit
 from .._errors import Closed, InvalidArgument
-from .._statistics import FeedStatistics
+from .._statistics import FeedStatistics, lines_as_html
 from .columns import Samples, fields_of
 from .conversions import convert, field_options, targets_of
 from .packs import Packs
@@ -294,8 +293,7 @@ class Loader:
 
     def _repr_html_(self) -> str:
         batches = "a sampler's batches" if self._batches is not None else f"{len(self)} batches of {self.batch_size}"
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.describe())
-        return f"<p>penstock.Loader on {html.escape(self.device)}: {batches}</p><ul>{lines}</ul>"
+        return lines_as_html(f"penstock.Loader on {self.device}: {batches}", self.describe())
 
     def _refuse_state(self) -> None:
         if self._batches is not None:
