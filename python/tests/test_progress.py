@@ -10,6 +10,7 @@ import pytest
 import penstock
 import safetensors_files as files
 from penstock import _progress
+from penstock._loader.columns import Fields
 from penstock._move import weights as _weights
 
 
@@ -78,13 +79,31 @@ def test_a_load_says_how_many_bytes_it_has_read(terminal, monkeypatch, tmp_path)
     assert "load_safetensors: 0.3 of 0.3 GB, " in terminal.getvalue()
 
 
-def test_a_shared_dataset_says_what_it_does(terminal):
-    says = "SharedDataset 'dataset': makes the data, "
+def wait_for(says, terminal):
+    while says not in terminal.getvalue():
+        terminal.drawn.clear()
+        assert terminal.drawn.wait(60)
 
+
+def test_a_shared_dataset_says_what_it_does(terminal):
     def make():
-        while says not in terminal.getvalue():
-            terminal.drawn.clear()
-            assert terminal.drawn.wait(60)
+        wait_for("SharedDataset 'dataset': makes the data, ", terminal)
         return np.arange(5)
 
     penstock.SharedDataset(make)
+
+
+def test_a_loader_says_what_it_does(terminal, monkeypatch):
+    class Slow:
+        def __array__(self, dtype=None, copy=None):
+            wait_for("Loader: reads and converts the data, ", terminal)
+            return np.arange(5)
+
+    def named(fields):
+        wait_for("Loader: prepares memory for host, ", terminal)
+        return as_ever(fields)
+
+    as_ever = Fields.named
+    monkeypatch.setattr(Fields, "named", named)
+    assert len(penstock.Loader({"x": Slow()}, 5, device="host")) == 1
+    assert terminal.getvalue().endswith("\r\033[K")

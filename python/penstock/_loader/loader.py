@@ -13,6 +13,7 @@ from .._checks import whole
 from .._destination import Destination
 from .._engines import close_at_exit
 from .._errors import Closed, InvalidArgument
+from .._progress import Progress
 from .._statistics import FeedStatistics, lines_as_html
 from .columns import Samples, fields_of
 from .conversions import convert, field_options, targets_of
@@ -108,6 +109,7 @@ class Loader:
     Attributes: `device`, `devices` (of a group, or `device` and those that relay to it), `batch_size`, `drop_last`, and
     `dataset`, which has a length and gives single samples. A Loader can be pickled with its data; the copy goes on
     where this one stands, or begins anew if it has a sampler.
+    If making one takes seconds, a line on the terminal, or in the notebook, says what it does.
     Raises InvalidArgument for arguments that do not fit, and OutOfMemory if the budget is too small.
     """
 
@@ -146,16 +148,17 @@ class Loader:
         if not isinstance(tuning, Tuning):
             raise InvalidArgument(f"tuning is a penstock.Tuning, not {tuning!r}.")
         self._packs = None
-        if pack is None and pad is None:
-            fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
-            targets = targets_of(fields, to)
-        else:
-            if sampler is not None or batch_sampler is not None:
-                raise InvalidArgument("Packs follow from `shuffle`, `seed` and the epoch: leave the sampler out.")
-            order = {"shuffle": bool(shuffle), "seed": whole("seed", seed, 0, UINT64), "drop_last": bool(drop_last)}
-            self._packs = Packs(data, pack, pad, batch_size, **order)
-            fields, targets = self._packs.fields, self._packs.targets(to)
-        fields = convert(fields, targets, scale, shift)
+        with Progress(lambda seconds: f"Loader: reads and converts the data, {seconds:.0f} s"):
+            if pack is None and pad is None:
+                fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
+                targets = targets_of(fields, to)
+            else:
+                if sampler is not None or batch_sampler is not None:
+                    raise InvalidArgument("Packs follow from `shuffle`, `seed` and the epoch: leave the sampler out.")
+                order = {"shuffle": bool(shuffle), "seed": whole("seed", seed, 0, UINT64), "drop_last": bool(drop_last)}
+                self._packs = Packs(data, pack, pad, batch_size, **order)
+                fields, targets = self._packs.fields, self._packs.targets(to)
+            fields = convert(fields, targets, scale, shift)
         kept = data  # for pickling
         if fields.is_table:  # only the columns that were made of it are kept
             kept, to = fields.build(fields.arrays), targets
@@ -181,24 +184,25 @@ class Loader:
         options = field_options(fields, targets, scale, shift)
         for engine in destination.engines:
             _need_bfloat16(engine, options)
-        self._native = _core.NativeLoader(
-            destination.native,
-            fields.named(),
-            options,
-            batch_size=self.batch_size if self._packs is None else 1,
-            shuffle=bool(shuffle),
-            seed=whole("seed", seed, 0, UINT64),
-            drop_last=self.drop_last and self._batches is None,
-            batch_sampler=self._batches,
-            rank=rank,
-            world_size=world_size,
-            prefetch_depth=whole("prefetch_depth", prefetch_depth, 1, 64, what="a number of batches"),
-            residency=str(residency),
-            data_may_change=False,
-            memory=None if memory is None else str(memory),
-            device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
-            **native_options(tuning),
-        )
+        with Progress(lambda seconds: f"Loader: prepares memory for {self.device}, {seconds:.0f} s"):
+            self._native = _core.NativeLoader(
+                destination.native,
+                fields.named(),
+                options,
+                batch_size=self.batch_size if self._packs is None else 1,
+                shuffle=bool(shuffle),
+                seed=whole("seed", seed, 0, UINT64),
+                drop_last=self.drop_last and self._batches is None,
+                batch_sampler=self._batches,
+                rank=rank,
+                world_size=world_size,
+                prefetch_depth=whole("prefetch_depth", prefetch_depth, 1, 64, what="a number of batches"),
+                residency=str(residency),
+                data_may_change=False,
+                memory=None if memory is None else str(memory),
+                device_budget_bytes=whole("device_budget_bytes", device_budget_bytes, 0, what="a number of bytes"),
+                **native_options(tuning),
+            )
         # The epoch that the next iteration begins; None if it goes on where the loader stands.
         self._next_epoch: int | None = None
         # True if state_dict() is the beginning of that epoch, not the place after the batches handed out.
