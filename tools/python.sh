@@ -61,13 +61,15 @@ link_here() {
   ln -sf "$build"/module/_core{*.so,.pyi} "$PWD"/build/ci/libpenstock_{recorder,run}.so "$build/here/penstock"
 }
 
-# Makes the environment of the frameworks (1.7 GB) if there is none for these requirements.
+# Makes the environment of the frameworks (1.7 GB) if there is none for these requirements. timm has a folder in it.
 make_frameworks() {
-  local wanted=python/tests/frameworks/requirements.txt
-  cmp -s "$wanted" "$1/requirements.txt" || rm -rf "$1"
+  local wanted=python/tests/frameworks/requirements.txt timm=python/tests/frameworks/timm.txt
+  cat "$wanted" "$timm" | cmp -s - "$1/requirements.txt" || rm -rf "$1"
   make_environment "$1"
-  [ -e "$1/requirements.txt" ] || quietly "$1/bin/python" -m pip install -r "$wanted"
-  cp "$wanted" "$1/requirements.txt"
+  [ ! -e "$1/requirements.txt" ] || return 0
+  quietly "$1/bin/python" -m pip install -r "$wanted"
+  quietly "$1/bin/python" -m pip install --no-deps --target "$1/timm" -r "$timm"
+  cat "$wanted" "$timm" >"$1/requirements.txt"
 }
 
 install_beside() {
