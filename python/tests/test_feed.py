@@ -517,6 +517,7 @@ def test_a_feed_shows_what_it_is():
         "<penstock.feed of a DataLoader of a TensorDataset on host, prefetch_depth=2, resumable=True>"
     )
     assert "on host and host:late=1" in repr(penstock.feed(tensors, group=["host", "host:late=1"]))
+    assert not any("worker" in line for line in streams.describe()), "it has none, and nobody iterates yet"
     shown = streams._repr_html_()
     assert shown.startswith("<p>penstock.feed of a DataLoader of a FedInWorker on host, prefetch_depth=0, ")
     assert shown.count("<li>") == len(streams.describe()) and "<li>the batches are those that the loader makes" in shown

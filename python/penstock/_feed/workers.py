@@ -126,7 +126,7 @@ class WorkersWay(Way):
             return FeedIterator(feed).start(lambda loader: self._source(loader, workers, pool))
 
     def describe(self, feed: Any, why: str | None) -> list[str]:
-        why = why or self.why
+        why = self.why if why is None else why
         if why:
             return [f"worker processes send their batches as they do without penstock: {why}"]
         if why is not None:
