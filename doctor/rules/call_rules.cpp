@@ -177,20 +177,36 @@ constexpr auto kCallRules = std::to_array<Rule>({
      .needs = Needs(Need::calls),
      .find = find_synchronizations,
      .advice = {"keep values on the GPU (total += loss.detach()), and read them every 100 steps", ""},
-     .compiled_advice = Advice{"keep values on the GPU, and read them every 100 steps", ""}},
+     .compiled_advice = Advice{"keep values on the GPU, and read them every 100 steps", ""},
+     .row = {"the host waits for a stream, an event or the device, other than for copies of more than 64 KiB "
+             "to a GPU; or the call of a copy to the host ends after it",
+             "half of what the GPU idles after, or of the wait if it is shorter, for each",
+             "all that the GPU idles in the step, other than for a DataLoader, at most the waits"}},
     {.id = "pinning",
      .needs = Needs(Need::calls, Need::steady_steps),
      .find = find_pinning,
      .advice = {"allocate pinned buffers once, before the loop, and copy into them",
                 "penstock.feed(loader) keeps its pinned memory; so does penstock.to_device(batch)"},
      .compiled_advice =
-         Advice{"allocate pinned buffers once, before the loop", "penstock::make_pinned_pool(device)"}},
+         Advice{"allocate pinned buffers once, before the loop", "penstock::make_pinned_pool(device)"},
+     .row = {"host memory is pinned or unpinned in half of the steps after the first quarter of them. At "
+             "least 4 steps are needed",
+             "0",
+             "what the GPU idles from these calls until it works again. Or, if it is more: all that it "
+             "idles, at most the calls"}},
     {.id = "device-allocations",
      .needs = Needs(Need::calls, Need::steady_steps),
      .find = find_device_allocations,
      .advice = {"no torch.cuda.empty_cache() in the loop; allocate buffers once, before it", ""},
      .compiled_advice = Advice{"allocate buffers once, before the loop; or cudaMallocAsync and cudaFreeAsync",
-                               "penstock::make_device_pool(device)"}},
+                               "penstock::make_device_pool(device)"},
+     .row =
+         {"the GPU's memory is allocated or freed in half of the steps after the first quarter of them. "
+          "`cudaMallocAsync`, which allocates in the order of a stream, does not count. At least 4 steps are "
+          "needed",
+          "0",
+          "what the GPU idles from these calls until it works again. Or, if it is more: all that it "
+          "idles, at most the calls"}},
 });
 
 }  // namespace

@@ -465,13 +465,21 @@ constexpr auto kCopyRules = std::to_array<Rule>({
              "cudaMallocHost(&batch, bytes) once; cudaMemcpyAsync(x, batch, bytes, "
              "cudaMemcpyHostToDevice, stream)",
              "penstock::TransferEngine engine(device); stream.wait(engine.copy(x, batch, bytes)). Without a "
-             "change: penstock run -- ./program takes copies from 1 MiB on"}},
+             "change: penstock run -- ./program takes copies from 1 MiB on"},
+     .row =
+         {"copies of more than 64 KiB come from pageable memory. Smaller ones do not make the host wait",
+          "the exposed time, less the share that pinned memory would take",
+          "the exposed time and all that the GPU idles, at most the time of the copies and of their calls"}},
     {.id = "blocking-copies",
      .needs = Needs(Need::calls, Need::memory_kinds, Need::sizes),
      .find = find_blocking_copies,
      .advice = {"x = x.to(device, non_blocking=True)", "for batch in penstock.feed(loader): ..."},
      .compiled_advice = Advice{"cudaMemcpyAsync in place of cudaMemcpy, and no synchronization behind it",
-                               "stream.wait(engine.copy(x, batch, bytes))"}},
+                               "stream.wait(engine.copy(x, batch, bytes))"},
+     .row = {"the host waits for copies of more than 64 KiB from pinned memory, at most 10 µs after their "
+             "call, or in the same operator or line",
+             "half of what the GPU idles after them, or of the wait if it is shorter",
+             "the exposed time and all that the GPU idles, at most the wait"}},
     {.id = "exposed-copies",
      .needs = Needs(Need::calls, Need::memory_kinds, Need::sizes),
      .find = find_exposed_copies,
@@ -481,7 +489,12 @@ constexpr auto kCopyRules = std::to_array<Rule>({
                 "this one is used, and let events order the two. nvcc --default-stream per-thread also does "
                 "without the default stream",
                 "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
-                "..."}},
+                "..."},
+     .row = {"asynchronous copies of more than 64 KiB from pinned memory are exposed for 5 % of a step. If "
+             "they and the kernels are on streams that wait for each other only because of [the default "
+             "stream](#the-default-stream), it says so",
+             "half of the exposed time, or of the time of kernels that hide nothing yet if that is shorter",
+             "twice the lower end, and what the GPU idles before and after"}},
     {.id = "small-copies",
      .needs = Needs(Need::sizes),
      .find = find_small_copies,
@@ -489,13 +502,22 @@ constexpr auto kCopyRules = std::to_array<Rule>({
                 "batch = penstock.to_device(batch)"},
      .compiled_advice = Advice{"put the pieces side by side in one pinned buffer, and copy that",
                                "engine.copy_pieces(pieces, penstock::CopyDirection::h2d)"},
-     .changes_kernels = true},
+     .changes_kernels = true,
+     .row = {"16 copies a step of at most 64 KiB, by the mean, follow each other without a kernel and with "
+             "gaps of at most 200 µs",
+             "half of the time from the first to the last of them, less one copy: by the profile, or 10 µs "
+             "and its bytes at 10 GB/s",
+             "twice the lower end. Or, if it is more, as one copy may be hidden: their exposed time and all "
+             "that the "
+             "GPU idles, at most the calls of the copies"}},
     {.id = "widened-copies",
      .needs = Needs(Need::sizes, Need::types),
      .find = find_widened_copies,
      .advice = {"x = x.to(device, non_blocking=True).to(dtype)", "penstock.Loader(..., to=dtype)"},
      .moves_less = true,
-     .changes_kernels = true},
+     .changes_kernels = true,
+     .row = {"a trace tells that `copy_` widens values, and as many wide bytes, more than 64 KiB, are copied",
+             "half of the upper end", "the exposed time that the narrow bytes would not take"}},
     {.id = "same-data-again",
      .needs = Needs(Need::sizes, Need::contents),
      .find = find_same_data_again,
@@ -504,14 +526,26 @@ constexpr auto kCopyRules = std::to_array<Rule>({
          Advice{
              "copy it once, before the loop",
              "penstock::Loader loader(dataset, device, {.residency = penstock::Residency::parse(\"auto\")})"},
-     .moves_less = true},
+     .moves_less = true,
+     .row = {"a GPU is sent bytes in copies of more than 64 KiB that it was sent before, as "
+             "[hashes](#contents-of-copies) tell",
+             "half of the exposed time of all but the first of them",
+             "all of this exposed time, and what the GPU idles before"}},
     {.id = "round-trips",
      .needs = Needs(Need::steps, Need::sizes),
      .find = find_round_trips,
      .advice = {"compute it on the GPU, without .cpu() and .numpy()", ""},
      .compiled_advice = Advice{"compute it on the GPU", ""},
      .moves_less = true,
-     .changes_kernels = true},
+     .changes_kernels = true,
+     .row = {"a copy of more than 64 KiB to the host is followed by one of the same size back: in the same "
+             "step, or in the next one if a recording tells that one function calls both, the copy back from "
+             "a later line. If in most steps at least four leave before the first comes back, and kernels "
+             "run for "
+             "less than half of that time, the advice is that for state that is put away",
+             "0: it may be other data",
+             "the time from the beginning of the one to the end of the other in which no kernel runs, "
+             "without waits for a loader"}},
     {.id = "contended-copies",
      .needs = Needs(Need::calls),
      .find = find_contended_copies,
@@ -521,7 +555,14 @@ constexpr auto kCopyRules = std::to_array<Rule>({
      .compiled_advice =
          Advice{"call the copy that is needed first before the large one, or make that in parts of some MiB",
                 "penstock::Loader loader(dataset, device, options); while (auto batch = loader.next(stream)) "
-                "..."}},
+                "..."},
+     .row =
+         {"copies to the GPU, each with a kernel next on its stream, wait longer than they take for "
+          "copies of other streams: those were called before, and run one after the other with gaps of at "
+          "most 5 µs up to its beginning. In 5 % of a step no kernel runs meanwhile",
+          "half of the time in which no kernel runs, or of the time in which nothing is copied to the GPU if "
+          "that is shorter",
+          "the time in which no kernel runs"}},
 });
 
 }  // namespace

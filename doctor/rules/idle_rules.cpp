@@ -140,7 +140,10 @@ constexpr auto kIdleRules = std::to_array<Rule>({
          {"penstock doctor --loader train.py:loader   says which stage is slow, and how many workers pay",
           "penstock.feed(loader), or penstock.Loader for data in arrays"},
      .compiled_advice = Advice{"loader.stats()   says what limits the loader", ""},
-     .may_be_unexamined = true},
+     .may_be_unexamined = true,
+     .row = {"the GPU idles for want of data for 5 % of the time", "0: it depends on the loader",
+             "the time for want of data, and all that the GPU idles otherwise, at most the waits for the "
+             "loader"}},
     {.id = "host-work",
      .needs = Needs(Need::calls, Need::looks, Need::recorded_steady_steps),
      .find = find_host_work,
@@ -148,7 +151,13 @@ constexpr auto kIdleRules = std::to_array<Rule>({
          {"do it in a Dataset's __getitem__, with DataLoader(..., num_workers=4); or ahead, in a thread "
           "of its own",
           "for batch in penstock.feed(DataLoader(dataset, num_workers=4)): ...; penstock.Loader for data in "
-          "arrays"}},
+          "arrays"},
+     .row =
+         {"the GPU idles for 5 % of the time, and in half of the steps after the first quarter of them, "
+          "while [the program is in its own code](#the-programs-own-work) and calls nothing of CUDA for 1 ms "
+          "at least. At least 4 steps are needed; in a trace with fewer, all of it counts",
+          "0: it depends on what the work is",
+          "all that the GPU idles in the step, other than for a DataLoader, at most the time of that work"}},
 });
 
 }  // namespace

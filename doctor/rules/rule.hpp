@@ -44,6 +44,13 @@ struct Advice {
   std::string_view with_penstock;  ///< with it
 };
 
+/// The rule's row in docs/doctor-reference.md.
+struct RuleRow {
+  std::string_view found_if;
+  std::string_view least_gain;
+  std::string_view most_gain;
+};
+
 /// One rule of the doctor: all that the others must know of it. To add a rule, write its function and its
 /// record in a file of rules, and a test; CONTRIBUTING.md says how docs and schema get it.
 struct Rule {
@@ -64,6 +71,7 @@ struct Rule {
   /// Programs without what the rule needs have nothing to find: a later run need not have been examined for
   /// it.
   bool may_be_unexamined = false;
+  RuleRow row;
 };
 
 /// The rules about what the GPU waits for while nothing is queued, about copies, and about calls.

@@ -1537,9 +1537,12 @@ TEST(Findings, SayWhenTheirEvidenceRan) {
             TimelineBuilder::us(1, 300));
 }
 
-TEST(DeviceParts, AreExplained) {
+TEST(Findings, AreExplained) {
   std::ifstream file(PENSTOCK_SOURCE "/docs/doctor-reference.md");
   const std::string page(std::istreambuf_iterator<char>(file), {});
+  for (const std::string_view id : finding_ids()) {
+    EXPECT_THAT(page, HasSubstr("| `" + std::string(id) + "` | "));
+  }
   for (std::size_t i = 0; i < kDeviceParts; ++i) {
     const auto part = static_cast<DevicePart>(i);
     EXPECT_THAT(page, HasSubstr("| " + std::string(device_part_label(part)) + " | `" +
