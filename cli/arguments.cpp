@@ -53,8 +53,7 @@ void add_account(CLI::App& command, FeedOptions& options) {
       command, "--step-ms", "milliseconds", 0, kLongestMilliseconds,
       [&options](double number) { options.step_ms = number; },
       "Occupy the device for X milliseconds per batch, in place of a model");
-  add_file(command, "--report", options.report,
-           "Write a page with the account, and what its figures mean, to FILE");
+  add_file(command, "--report", options.report, "Write a page with pictures to FILE");
   add_json(command, options.json, "the account");
   add_file(command, "--profile", options.profile, "Link profile in place of the stored one");
 }

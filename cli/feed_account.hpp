@@ -35,6 +35,7 @@ struct FeedAccount {
 
   FeedStatistics total{};
   std::vector<FeedEpoch> epochs;
+  std::vector<BatchTimes> timeline;
   VerifyAccount compared{};
   bool verified = false;  ///< every byte of every batch was compared and right
   bool interrupted = false;
@@ -61,5 +62,10 @@ struct FeedAccount {
 
 /// An addition to the sentence about this command's step, which is not a model's; may be empty.
 [[nodiscard]] std::string step_advice(const FeedAccount& account);
+
+/// The index in `timeline` at which the `size` batches begin whose share of waiting is nearest to
+/// `stall_share`. If there are enough batches, leaves out the first `skipped` ones, which nothing could hide.
+[[nodiscard]] std::size_t typical_window(const std::vector<BatchTimes>& timeline, std::size_t size,
+                                         double stall_share, std::size_t skipped);
 
 }  // namespace penstock::cli

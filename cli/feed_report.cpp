@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,9 @@ namespace penstock::cli {
 namespace {
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
+
+/// Batches that the page shows one by one.
+constexpr std::size_t kWindow = 16;
 
 std::string pairs_table(const Rows& rows) {
   std::string html = "<table><tbody>\n";
@@ -191,6 +195,66 @@ std::string shares_section(const FeedStatistics& s) {
               "device."));
 }
 
+/// When a stage ran for a batch.
+struct StageTime {
+  std::string_view colour;
+  const BatchTimes* batch;
+  double begin;
+  double end;
+};
+
+/// Of the first batches, at most kWindow.
+std::vector<StageTime> stage_times(std::span<const BatchTimes> batches) {
+  std::vector<StageTime> times;
+  for (std::size_t i = 0; i < std::min(kWindow, batches.size()); ++i) {
+    const BatchTimes& batch = batches[i];
+    const auto add = [&](std::string_view colour, double begin, double end) {
+      if (end > begin) times.push_back({colour, &batch, begin, end});
+    };
+    add("gather", batch.gather_begin, batch.gather_end);
+    add(batch.link_bytes > 0 ? "transfer" : "kernel", batch.transfer_begin, batch.transfer_end);
+    add("stall", batch.asked, batch.arrived);
+    if (i + 1 < batches.size()) add("compute", batch.arrived, batches[i + 1].asked);
+  }
+  return times;
+}
+
+std::string batches_section(const FeedAccount& account) {
+  constexpr auto kLanes =
+      std::to_array<std::pair<std::string_view, std::string_view>>({{"gather", "host gather"},
+                                                                    {"transfer", "transfer"},
+                                                                    {"kernel", "device gather"},
+                                                                    {"stall", "your step waits for data"},
+                                                                    {"compute", "your step works"}});
+  const FeedStatistics& s = account.total;
+  const std::size_t first = typical_window(account.timeline, kWindow, s.stall_share(), s.slots);
+  const std::vector<StageTime> times = stage_times(std::span(account.timeline).subspan(first));
+  if (times.empty()) return "";
+  const double begin = std::ranges::min(times, {}, &StageTime::begin).begin;
+  const double length = std::ranges::max(times, {}, &StageTime::end).end - begin;
+  std::string html;
+  for (const auto& [colour, name] : kLanes) {
+    std::string bars;
+    for (const auto& [its_colour, batch, from, to] : times) {
+      if (its_colour != colour) continue;
+      bars += fmt::format(
+          "<i class=\"{}{}\" style=\"left:{:.3f}%;width:{:.3f}%\" title=\"{}, epoch {}, "
+          "batch {}: {} samples, {} bytes over the link\"></i>\n",
+          colour, batch->batch % 2 != 0 ? " odd" : "", 100 * (from - begin) / length,
+          100 * (to - from) / length, format_seconds(to - from), batch->epoch + 1, batch->batch + 1,
+          count_text(batch->samples), count_text(batch->link_bytes));
+    }
+    if (!bars.empty())
+      html += fmt::format("<div class=\"legend\">{}</div>\n<div class=\"lane\">{}</div>\n", name, bars);
+  }
+  return section_html(
+      "Some batches, one by one",
+      "These batches wait about as much as the whole feed does. Every other batch is in the lower "
+      "half of its lane. Time runs from the first request.",
+      html + fmt::format("<div class=\"span\"><span>{}</span><span>{}</span></div>\n",
+                         begin > 0 ? format_seconds(begin) : "0 s", format_seconds(begin + length)));
+}
+
 std::string when(std::time_t time) {
   std::tm local{};
   std::array<char, 64> text{};
@@ -235,7 +299,7 @@ std::string feed_report(const FeedAccount& account) {
        .advice = advice,
        .head = fmt::format("<p class=\"run\">{}<br><code>{}</code></p>\n{}", escaped(when(account.started)),
                            command_html(account.options.command_line), notes(account)),
-       .sections = tiles(account) + shares_section(account.total) +
+       .sections = tiles(account) + shares_section(account.total) + batches_section(account) +
                    section_html("Epochs", "",
                                 scroll_html(table_html(epoch_table(account).rows())) +
                                     details_html("What the columns mean", kColumns)) +

@@ -94,6 +94,7 @@ class Feeder {
   /// Also after a failure.
   void account() {
     account_.total = loader_.stats();
+    account_.timeline = loader_.timeline();
     for (FeedEpoch& epoch : account_.epochs) {
       if (const auto statistics = loader_.epoch_stats(epoch.epoch)) epoch.statistics = *statistics;
     }

@@ -4,6 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <sstream>
 
 namespace penstock::cli {
@@ -55,6 +58,32 @@ std::string step_advice(const FeedAccount& account) {
   return fmt::format(
       "Your step includes comparing every byte ({}). Leave out --verify to see how fast the feed can be.",
       format_seconds(account.compared.seconds));
+}
+
+std::size_t typical_window(const std::vector<BatchTimes>& timeline, std::size_t size, double stall_share,
+                           std::size_t skipped) {
+  if (timeline.size() <= size) return 0;
+  // Sums over all batches before each one: the sum of a window is a difference of two.
+  std::vector<double> stalls{0};
+  std::vector<double> steps{0};
+  for (std::size_t i = 0; i < timeline.size(); ++i) {
+    const BatchTimes& times = timeline[i];
+    stalls.push_back(stalls.back() + std::max(0.0, times.arrived - times.asked));
+    const double next = i + 1 < timeline.size() ? timeline[i + 1].asked : times.arrived;
+    steps.push_back(steps.back() + std::max(0.0, next - times.arrived));
+  }
+  const std::size_t last = timeline.size() - size;
+  std::size_t best = std::min(skipped, last);
+  double least = std::numeric_limits<double>::infinity();
+  for (std::size_t first = best; first <= last; ++first) {
+    const double stall = stalls[first + size] - stalls[first];
+    const double whole = stall + steps[first + size] - steps[first];
+    const double distance = std::abs((whole > 0 ? stall / whole : 0) - stall_share);
+    if (distance >= least) continue;
+    least = distance;
+    best = first;
+  }
+  return best;
 }
 
 std::string feed_text(const FeedAccount& account) {

@@ -10,6 +10,33 @@
 namespace penstock::cli {
 namespace {
 
+/// Batches that each take a second. The consumer waits for the given share of it.
+std::vector<BatchTimes> timeline_of(const std::vector<double>& waits) {
+  std::vector<BatchTimes> timeline;
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    const auto begin = static_cast<double>(i);
+    timeline.push_back({.batch = i, .asked = begin, .arrived = begin + waits[i]});
+  }
+  return timeline;
+}
+
+TEST(TypicalWindow, ShowsAboutTheSameWaitAsTheWhole) {
+  // Start-up, a quiet stretch, a stretch that waits as much as the whole, and a stall.
+  const auto timeline = timeline_of({1, 1, 0, 0, 0, 0, 0.5, 0.5, 0.5, 0.5, 1, 1, 1, 1});
+  EXPECT_EQ(typical_window(timeline, 4, 0.5, 2), 6U);
+  EXPECT_EQ(typical_window(timeline, 4, 0, 2), 2U);
+  EXPECT_EQ(typical_window(timeline, 4, 1, 2), 10U);
+  EXPECT_EQ(typical_window(timeline, 4, 0.5, 0), 0U) << "two of start-up and two quiet ones";
+}
+
+TEST(TypicalWindow, TakesWhatThereIs) {
+  EXPECT_EQ(typical_window({}, 4, 0.5, 2), 0U);
+  EXPECT_EQ(typical_window(timeline_of({1}), 4, 0.5, 2), 0U);
+  EXPECT_EQ(typical_window(timeline_of({1, 0.5, 0.5, 0.5}), 4, 0.5, 2), 0U);
+  EXPECT_EQ(typical_window(timeline_of({1, 0.5, 0.5, 0.5, 0.5}), 4, 0.5, 3), 1U)
+      << "as much start-up as must be";
+}
+
 FeedAccount account_of(double stall, double transfer) {
   FeedAccount account;
   FeedStatistics& s = account.total;

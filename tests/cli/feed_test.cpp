@@ -279,7 +279,7 @@ std::vector<double> numbers_of(const std::string& text, const std::string& patte
   return numbers;
 }
 
-TEST_F(Feed, TheReportDrawsTheStep) {
+TEST_F(Feed, TheReportDrawsTheStepAndTypicalBatches) {
   const fs::path report = command.home() / "report.html";
   ASSERT_EQ(
       command.run(feed({"--batch", "4", "--epochs", "2", "--step-ms", "0.1", "--report", report.string()}))
@@ -294,6 +294,13 @@ TEST_F(Feed, TheReportDrawsTheStep) {
   for (const double share : numbers_of(after("<div class=\"bar\"", "</div>"), "width:([0-9.]+)%"))
     shares += share;
   EXPECT_NEAR(shares, 100, 0.01) << "the step and its waits are all of the time";
+
+  const std::string batches = after("<h2>Some batches", "</section>");
+  const std::vector<double> seen =
+      numbers_of(after("your step works</div>", "class=\"span\""), "batch ([0-9]+):");
+  EXPECT_THAT(seen, SizeIs(::testing::AllOf(::testing::Ge(15U), ::testing::Le(16U))));
+  EXPECT_THAT(batches, Not(HasSubstr("epoch 1, batch 1:"))) << "not the start-up";
+  for (const double left : numbers_of(batches, "left:([0-9.]+)%")) EXPECT_LE(left, 100);
 }
 
 TEST_F(Feed, WritesAReportOfASingleBatch) {

@@ -25,6 +25,9 @@ LOOK = """<script>
   const all = (selector) => [...document.querySelectorAll(selector)];
   const seen = {};
   seen.bars = all(".bar").map((bar) => [box(bar).width, [...bar.children].reduce((sum, part) => sum + box(part).width, 0)]);
+  seen.pictures = all(".lane").map((picture) => picture.children.length);
+  seen.outside = all(".lane > *").filter((part) => box(part).left < box(part.parentElement).left - 2 ||
+    box(part).right > box(part.parentElement).right + 2 || box(part).top < box(part.parentElement).top - 2).length;
   const folded = all("details.callers");
   seen.folded = folded.map((details) => details.innerText);
   for (const details of folded) details.open = true;
@@ -68,6 +71,7 @@ def check(seen, page, width):
     expect(seen["loaded"] == [], "it loads something")
     expect(seen["evil"] == "", "a name of the trace ran as a script")
     expect(seen["too_wide"] <= 0, "it is wider than the window")
+    expect(seen["outside"] == 0, "a part of a picture is outside of it")
     bars = seen["bars"][:1] if page.name == "feed.html" else seen["bars"]
     expect(bars and all(abs(whole - parts) < 1 for whole, parts in bars), "the account's parts do not fill its bar")
 
@@ -123,6 +127,9 @@ def main(penstock, make_trace, program, cupti):
                     assert first != second and again == [first, second], seen
                     assert seen["text"].count(LONG_PROGRAM) >= 2, seen
                     assert len(seen["bars"]) == 2, seen
+                else:
+                    lanes = seen["pictures"]
+                    assert len(lanes) >= 3 and max(lanes) == 16, seen
         assert len(backgrounds) == 2, f"light and dark look the same: {backgrounds}"
     return 0
 
