@@ -14,9 +14,17 @@
 
 namespace penstock::cli {
 
+/// How far the feed had come at a moment, as the host saw it.
+struct FeedMark {
+  double seconds = 0;  ///< since the first request
+  std::uint64_t samples = 0;
+  std::uint64_t delivered_bytes = 0;
+};
+
 struct FeedEpoch {
   std::uint64_t epoch = 0;
   bool complete = false;
+  double seconds = 0;  ///< from the first request to the epoch's beginning
   FeedStatistics statistics{};
 };
 
@@ -36,6 +44,7 @@ struct FeedAccount {
   FeedStatistics total{};
   std::vector<FeedEpoch> epochs;
   std::vector<BatchTimes> timeline;
+  std::vector<FeedMark> marks;
   VerifyAccount compared{};
   bool verified = false;  ///< every byte of every batch was compared and right
   bool interrupted = false;

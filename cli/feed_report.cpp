@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ranges>
 #include <span>
 #include <utility>
 #include <vector>
@@ -73,6 +74,14 @@ std::string batches_text(std::uint64_t count) {
 
 std::string time_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "none"; }
 
+std::string start_text(double seconds) { return seconds > 0 ? format_seconds(seconds) : "0 s"; }
+
+/// What stands below a picture of time.
+std::string span_html(double begin, double end) {
+  return fmt::format("<div class=\"span\"><span>{}</span><span>{}</span></div>\n", start_text(begin),
+                     format_seconds(end));
+}
+
 std::string efficiency_text(const FeedStatistics& s) {
   if (s.link_ceiling <= 0) return "ceiling not measured";
   return fmt::format("{} of {}", percent_text(s.link_efficiency()), format_gbps(s.link_ceiling));
@@ -127,6 +136,19 @@ std::string account_table(const FeedAccount& account) {
 
 std::string joined(const std::vector<std::string>& words) {
   return words.empty() ? "-" : fmt::format("{}", fmt::join(words, " "));
+}
+
+std::string options_table(const FeedAccount& account) {
+  const FeedOptions& o = account.options;
+  return pairs_table({{"sources", joined(o.sources)},
+                      {"batch", std::to_string(o.batch)},
+                      {"epochs", std::to_string(o.epochs)},
+                      {"order", o.shuffle ? "shuffled" : "as stored"},
+                      {"delivered as", joined(o.to)},
+                      {"residency", o.residency},
+                      {"gather", o.gather},
+                      {"prefetch", std::to_string(o.prefetch)},
+                      {"step", o.step_ms > 0 ? fmt::format("{} ms", o.step_ms) : "none"}});
 }
 
 std::string machine_table(const FeedAccount& account) {
@@ -251,8 +273,46 @@ std::string batches_section(const FeedAccount& account) {
       "Some batches, one by one",
       "These batches wait about as much as the whole feed does. Every other batch is in the lower "
       "half of its lane. Time runs from the first request.",
-      html + fmt::format("<div class=\"span\"><span>{}</span><span>{}</span></div>\n",
-                         begin > 0 ? format_seconds(begin) : "0 s", format_seconds(begin + length)));
+      html + span_html(begin, begin + length));
+}
+
+std::string rate_section(const FeedAccount& account) {
+  if (account.marks.empty()) return "";
+  // Rates over at least a hundredth of the run, so that single batches do not show as noise.
+  const double least = account.marks.back().seconds / 100;
+  struct Rate {
+    double begin;
+    double seconds;
+    double samples;  // a second
+    double bytes;    // a second
+  };
+  std::vector<Rate> rates;
+  FeedMark from = account.marks.front();
+  for (const FeedMark& mark : account.marks) {
+    const double seconds = mark.seconds - from.seconds;
+    if (seconds <= 0 || seconds < least) continue;
+    rates.push_back({from.seconds, seconds, static_cast<double>(mark.samples - from.samples) / seconds,
+                     static_cast<double>(mark.delivered_bytes - from.delivered_bytes) / seconds});
+    from = mark;
+  }
+  if (rates.size() < 2) return "";
+  const double most = std::ranges::max(rates, {}, &Rate::samples).samples;
+  std::string bars;
+  for (const Rate& rate : rates) {
+    bars += fmt::format(
+        "<i style=\"width:{:.3f}%;height:{:.2f}%\" title=\"{} samples/s, {} delivered, {} to {}\"></i>\n",
+        100 * rate.seconds / from.seconds, 100 * rate.samples / most, rate_text(rate.samples),
+        format_gbps(rate.bytes), start_text(rate.begin), format_seconds(rate.begin + rate.seconds));
+  }
+  for (const FeedEpoch& epoch : account.epochs | std::views::drop(1))
+    bars += fmt::format("<b style=\"left:{:.3f}%\"></b>\n", 100 * epoch.seconds / from.seconds);
+  return section_html(
+      "Throughput over time",
+      fmt::format(
+          "The rate at which the host saw batches given out: at most {} samples/s. Dashed lines mark the "
+          "beginnings of epochs.",
+          rate_text(most)),
+      fmt::format("<div class=\"rates\">{}</div>\n", bars) + span_html(0, from.seconds));
 }
 
 std::string when(std::time_t time) {
@@ -300,12 +360,14 @@ std::string feed_report(const FeedAccount& account) {
        .head = fmt::format("<p class=\"run\">{}<br><code>{}</code></p>\n{}", escaped(when(account.started)),
                            command_html(account.options.command_line), notes(account)),
        .sections = tiles(account) + shares_section(account.total) + batches_section(account) +
+                   rate_section(account) +
                    section_html("Epochs", "",
                                 scroll_html(table_html(epoch_table(account).rows())) +
                                     details_html("What the columns mean", kColumns)) +
                    section_html("The account", "Click a name to see what it means.",
                                 scroll_html(account_table(account))) +
                    section_html("Fields", "", fmt::format("<ul>\n{}</ul>\n", fields)) +
+                   section_html("Options", "", options_table(account)) +
                    section_html("Machine", "", machine_table(account))});
 }
 

@@ -19,11 +19,30 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// How far the feed has come, as the host sees it.
-struct FeedMark {
-  double seconds = 0;  ///< since the first request
-  std::uint64_t samples = 0;
-  std::uint64_t delivered_bytes = 0;
+/// Marks of the run, spread evenly over its batches.
+class Marks {
+ public:
+  explicit Marks(std::vector<FeedMark>& marks) : marks_(marks) { marks_.push_back({}); }
+
+  void add(const FeedMark& mark) {
+    last_ = mark;
+    if (++batches_ % stride_ != 0) return;
+    marks_.push_back(mark);
+    if (marks_.size() <= kMost) return;
+    for (std::size_t i = 0; 2 * i < marks_.size(); ++i) marks_[i] = marks_[2 * i];
+    marks_.resize((marks_.size() + 1) / 2);
+    stride_ *= 2;
+  }
+  void finish() {
+    if (batches_ % stride_ != 0) marks_.push_back(last_);
+  }
+
+ private:
+  static constexpr std::size_t kMost = 1024;
+  std::vector<FeedMark>& marks_;
+  FeedMark last_{};
+  std::uint64_t batches_ = 0;
+  std::uint64_t stride_ = 1;
 };
 
 /// Shows progress: on a terminal ten times a second, elsewhere a line for each epoch and every ten seconds.
@@ -71,6 +90,7 @@ class Feeder {
         verifier_(verifier),
         account_(account),
         stream_(loader.device().create_stream()),
+        marks_(account.marks),
         teller_(progress, terminal, account.options.epochs,
                 loader.samples_per_epoch() * account.options.epochs) {}
 
@@ -78,7 +98,7 @@ class Feeder {
     const std::uint64_t epochs = account_.options.epochs;
     for (std::uint64_t epoch = 0; epoch < epochs && !SignalWatch::requested(); ++epoch) {
       teller_.begin_epoch(epoch, now_);
-      account_.epochs.push_back({.epoch = epoch});
+      account_.epochs.push_back({.epoch = epoch, .seconds = seconds_since(begin_)});
       while (!SignalWatch::requested()) {
         if (!feed_batch()) {
           account_.epochs.back().complete = true;
@@ -93,6 +113,7 @@ class Feeder {
 
   /// Also after a failure.
   void account() {
+    marks_.finish();
     account_.total = loader_.stats();
     account_.timeline = loader_.timeline();
     for (FeedEpoch& epoch : account_.epochs) {
@@ -115,6 +136,7 @@ class Feeder {
     now_.samples += batch->size();
     for (std::size_t i = 0; i < batch->field_count(); ++i) now_.delivered_bytes += batch->field(i).bytes;
     batch->release();
+    marks_.add(now_);
     teller_.tell(now_);
     return true;
   }
@@ -123,6 +145,7 @@ class Feeder {
   Verifier* verifier_;
   FeedAccount& account_;
   Stream stream_;
+  Marks marks_;
   Teller teller_;
   Clock::time_point begin_ = Clock::now();
   FeedMark now_{};

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::Command;
 using testing::CommandResult;
+using testing::count_of;
 using testing::random_values;
 using testing::read_text;
 
@@ -279,7 +280,7 @@ std::vector<double> numbers_of(const std::string& text, const std::string& patte
   return numbers;
 }
 
-TEST_F(Feed, TheReportDrawsTheStepAndTypicalBatches) {
+TEST_F(Feed, TheReportDrawsTheStepAndTypicalBatchesAndTheRate) {
   const fs::path report = command.home() / "report.html";
   ASSERT_EQ(
       command.run(feed({"--batch", "4", "--epochs", "2", "--step-ms", "0.1", "--report", report.string()}))
@@ -301,6 +302,13 @@ TEST_F(Feed, TheReportDrawsTheStepAndTypicalBatches) {
   EXPECT_THAT(seen, SizeIs(::testing::AllOf(::testing::Ge(15U), ::testing::Le(16U))));
   EXPECT_THAT(batches, Not(HasSubstr("epoch 1, batch 1:"))) << "not the start-up";
   for (const double left : numbers_of(batches, "left:([0-9.]+)%")) EXPECT_LE(left, 100);
+
+  const std::string rates = after("<div class=\"rates\"", "</section>");
+  double widths = 0;
+  for (const double width : numbers_of(rates, "width:([0-9.]+)%")) widths += width;
+  ASSERT_NEAR(widths, 100, 0.1);
+  EXPECT_EQ(std::ranges::max(numbers_of(rates, "height:([0-9.]+)%")), 100);
+  EXPECT_EQ(count_of(rates, "<b "), 1U) << "an epoch begins within";
 }
 
 TEST_F(Feed, WritesAReportOfASingleBatch) {

@@ -25,8 +25,8 @@ LOOK = """<script>
   const all = (selector) => [...document.querySelectorAll(selector)];
   const seen = {};
   seen.bars = all(".bar").map((bar) => [box(bar).width, [...bar.children].reduce((sum, part) => sum + box(part).width, 0)]);
-  seen.pictures = all(".lane").map((picture) => picture.children.length);
-  seen.outside = all(".lane > *").filter((part) => box(part).left < box(part.parentElement).left - 2 ||
+  seen.pictures = all(".lane, .rates").map((picture) => picture.children.length);
+  seen.outside = all(".lane > *, .rates > *").filter((part) => box(part).left < box(part.parentElement).left - 2 ||
     box(part).right > box(part.parentElement).right + 2 || box(part).top < box(part.parentElement).top - 2).length;
   const folded = all("details.callers");
   seen.folded = folded.map((details) => details.innerText);
@@ -128,8 +128,8 @@ def main(penstock, make_trace, program, cupti):
                     assert seen["text"].count(LONG_PROGRAM) >= 2, seen
                     assert len(seen["bars"]) == 2, seen
                 else:
-                    lanes = seen["pictures"]
-                    assert len(lanes) >= 3 and max(lanes) == 16, seen
+                    *lanes, rates = seen["pictures"]
+                    assert len(lanes) >= 3 and max(lanes) == 16 and 2 <= rates <= 102, seen
         assert len(backgrounds) == 2, f"light and dark look the same: {backgrounds}"
     return 0
 
