@@ -145,17 +145,11 @@ class CopiesToBlocks {
   const Stream stream_;
 };
 
-/// Throws Error if a process does not come any more to the place where a loader is made. Who has left may
-/// have done so since another has ended: that one is named.
+/// Throws Error if a process does not come any more to the place where a loader is made.
 void refuse_missing(const ProcessBoard& board) {
-  std::optional<std::size_t> left;
   for (std::size_t rank = 0; rank < board.size(); ++rank) {
-    if (board.has_left(rank)) left = rank;
+    if (board.has_left(rank) || board.has_ended(rank)) throw Error(board.trouble(rank));
   }
-  for (std::size_t rank = 0; rank < board.size(); ++rank) {
-    if (board.has_ended(rank)) throw Error(board.trouble(rank));
-  }
-  if (left) throw Error(board.trouble(*left));
 }
 
 /// The bytes that a part may have: all that a process's device needs at once is at most half of its free

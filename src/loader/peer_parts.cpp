@@ -111,6 +111,9 @@ std::string PeerParts::map_others(const std::vector<std::string>& names) {
     } catch (const OutOfMemory& error) {  // nobody knows whether they would be right
       return fmt::format("copies from the others cannot be tried: {}", error.what());
     } catch (const DeviceError&) {
+      // A process that ends frees its memory a little before its mark on the board.
+      const auto end = Clock::now() + std::chrono::seconds(1);
+      nap_until([&] { return board_.is_gone(rank) || Clock::now() > end; });
       if (board_.is_gone(rank)) throw Error(board_.trouble(rank));
       throw;
     }

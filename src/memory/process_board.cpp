@@ -229,6 +229,9 @@ std::string ProcessBoard::trouble(std::size_t rank) const {
                        std::string_view(theirs.complaint.data.data(), bytes));
   }
   if (has_left(rank)) {
+    for (std::size_t other = 0; other < size(); ++other) {
+      if (has_ended(other)) return trouble(other);
+    }
     return fmt::format(
         "Rank {} of the group (PID {}) has left, and this one needs more of it. It has closed its loader, or "
         "goes on without the group.",

@@ -66,7 +66,8 @@ class ProcessBoard {
   /// Tells the others why this process cannot go on; an empty text takes that back. A long one is cut short.
   void complain(std::string_view text) noexcept;
 
-  /// A sentence if the process has ended, has left or complains. Empty if it goes on.
+  /// A sentence if the process has ended, has left or complains. Empty if it goes on. Who has left may have
+  /// done so since another has ended: that one is named.
   [[nodiscard]] std::string trouble(std::size_t rank) const;
   /// True if the process has ended and had not left. Costs a call of the system.
   [[nodiscard]] bool has_ended(std::size_t rank) const noexcept;
