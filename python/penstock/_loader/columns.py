@@ -36,8 +36,11 @@ class Fields(NamedTuple):
         return list(zip(self.names, arrays, strict=True))
 
 
-def fields_of(data: Any) -> Fields:
-    """Names, arrays and structure of `data`. Raises InvalidArgument that names the field that does not fit."""
+def fields_of(data: Any, features: Any = None, target: Any = None) -> Fields:
+    """Names, arrays and structure of `data`. `features`, `target`: see `chosen_columns`. Raises InvalidArgument that
+    names the field that does not fit."""
+    if features is not None or target is not None:
+        return _features(data, features, target)
     if isinstance(data, str | os.PathLike):
         return _files(data)
     if is_pictures(data):
@@ -67,6 +70,46 @@ def fields_of(data: Any) -> Fields:
         arrays = [_array(item, name) for name, item in zip(names, items, strict=True)]
         return Fields(names, arrays, functools.partial(like, data), of_tables=_tables_of(names, data))
     return Fields(["data"], [_array(data, "data")], lambda arrays: arrays[0])
+
+
+def chosen_columns(names: list[Any], features: Any, target: Any) -> dict[Any, Any]:
+    """The column of each field, or the columns that become its matrix. Without `features` and `target` each column is a
+    field. Without `features` these are all columns but the target."""
+    if features is None and target is None:
+        return {name: name for name in names}
+    targets = target if isinstance(target, list) else [target]
+    parts = {"features": [name for name in names if name not in targets] if features is None else features}
+    if target is not None:
+        parts["target"] = target
+    for what, columns in parts.items():
+        listed = columns if isinstance(columns, list) else [columns]
+        if not listed or (what == "features" and listed is not columns) or any(name not in names for name in listed):
+            raise InvalidArgument(
+                f"`features` lists columns, and `target` is one or lists some, of {names}: {columns!r}."
+            )
+    return parts
+
+
+def built_of(chosen: Mapping[Any, Any], features: Any, target: Any) -> tuple[Build, list[Any]]:
+    """What makes a batch of such fields, and those that `to` alone means."""
+    if features is None and target is None:
+        return lambda batch: dict(zip(chosen, batch, strict=True)), list(chosen)
+    build = tuple if target is not None else lambda batch: batch[0]
+    return build, [name for name, columns in chosen.items() if isinstance(columns, list)]
+
+
+def _features(data: Any, features: Any, target: Any) -> Fields:
+    if not is_table(data):
+        raise InvalidArgument(f"`features` and `target` name columns of a table, and this is {_a(data)}.")
+    columns = columns_of(data)
+    chosen = chosen_columns(list(columns), features, target)
+    build, tables = built_of(chosen, features, target)
+    of_tables = {name: {key: columns[key] for key in chosen[name]} for name in tables}
+    arrays = [
+        matrix_of(of_tables[name], name) if name in tables else _column(columns[key], key)
+        for name, key in chosen.items()
+    ]
+    return Fields(list(chosen), arrays, build, True, of_tables)
 
 
 def _tables_of(names: list[str], values: Iterable[Any]) -> dict[str, Any]:
@@ -223,20 +266,18 @@ def _array(value: Any, name: str) -> Any:
     if is_column(value):
         return _column(value, name)
     if is_table(value):
-        return _matrix(columns_of(value), name)
+        return matrix_of(columns_of(value), name)
     if is_a("datasets.arrow_dataset", "Column", value) and is_a("datasets", "Dataset", value.source):
         return _hugging_face(value.source.select_columns([value.column_name]))[value.column_name]
     for method, remedy in (("collect", "collect it first: .collect()"), ("to_tensordict", "pass .to_tensordict()")):
         if not _is_array(value) and has(value, method):
             raise InvalidArgument(f"Field '{name}' is {_a(value)}; {remedy}.")
-    for method in ("iter_batches", "to_batches"):  # pyarrow's ParquetFile and Dataset
-        if has(value, method) and "pyarrow" in type(value).__module__:
-            raise InvalidArgument(
-                f"Field '{name}' is {_a(value)}, which pyarrow decodes part by part, so that nothing can be shuffled "
-                "over all of it. In its own order: penstock.feed(({column: part[column].to_numpy() for column "
-                f"in part.schema.names}} for part in x.{method}(batch_size=...)), device=...). If it fits into memory, "
-                f"write {'x.read()' if method == 'iter_batches' else 'x.to_table()'}, and a Loader shuffles it."
-            )
+    if "pyarrow" in type(value).__module__ and (has(value, "iter_batches") or has(value, "to_batches")):
+        raise InvalidArgument(
+            f"Field '{name}' is {_a(value)}, which pyarrow decodes part by part. Pass the path of Parquet files, and a "
+            f"Loader does so, and shuffles: penstock.Loader('x.parquet'). If the table fits into memory, write "
+            f"{'x.read()' if has(value, 'iter_batches') else 'x.to_table()'}."
+        )
     if not _is_array(value) and not isinstance(value, list | tuple | range | memoryview | bytearray):
         raise InvalidArgument(
             f"Field '{name}' is {_a(value)}, not an array. A Loader feeds arrays in memory or in a mapped file. For a "
@@ -367,9 +408,17 @@ def cast(array: Any, dtype: Any, name: Any) -> Any:
         f"'{name}' in {dtype} does not fit into memory: {{error}}. If these are windows of a series, convert the "
         "series, and make the windows of that."
     )
+    with _refusing_overflow(name, dtype), _copying(array.size * numpy.dtype(dtype).itemsize, refusal):
+        return array.astype(dtype, order="C")
+
+
+@contextlib.contextmanager
+def _refusing_overflow(name: Any, dtype: Any) -> Iterator[None]:
+    import numpy
+
     try:
-        with numpy.errstate(over="raise"), _copying(array.size * numpy.dtype(dtype).itemsize, refusal):
-            return array.astype(dtype, order="C")
+        with numpy.errstate(over="raise"):
+            yield
     except FloatingPointError:
         raise InvalidArgument(f"'{name}' holds values that are too large for {dtype}. Scale them before.") from None
 
@@ -392,30 +441,37 @@ def refuse_rounding(array: Any, dtype: Any, name: Any) -> None:
 def refuse_rounded_columns(table: Any, dtype: Any) -> None:
     """The same for each column of a table, of which a matrix was made."""
     for key, value in columns_of(table).items():
-        refuse_rounding(side_by_side(_column(value, key)), dtype, key)
+        refuse_rounding(column_array(value, key), dtype, key)
 
 
 _ROWS_AT_ONCE = 4096  # so many stay in the processor's cache while the columns are written side by side
 
 
-def _matrix(columns: Mapping[Any, Any], name: str) -> Any:
-    """The columns of a table side by side, in the type that holds all of them."""
+def matrix_of(columns: Mapping[Any, Any], name: str, out: Any = None, rounded: Any = None) -> Any:
+    """The columns of a table side by side, in the type that holds all of them, or in `out`. `rounded`: the type in
+    which they are delivered, if it is not that of the matrix. Raises InvalidArgument as `cast` does."""
     import numpy
 
-    parts = {key: side_by_side(_column(value, key)) for key, value in columns.items()}
+    parts = {key: column_array(value, key) for key, value in columns.items()}
     if not parts:
         raise InvalidArgument(f"Field '{name}' is a table without columns.")
-    dtype = numpy.result_type(*(part.dtype for part in parts.values()))
+    dtype = numpy.result_type(*(part.dtype for part in parts.values())) if out is None else out.dtype
     for key, part in parts.items():
-        if part.ndim > 2:
+        if part.ndim > 2 and out is None:
             raise InvalidArgument(f"Column '{key}' of '{name}' holds arrays: pass it as a field of its own.")
-        refuse_rounding(part, dtype, key)
+        refuse_rounding(part, rounded or dtype, key)
     rows = [part.reshape(len(part), -1) for part in parts.values()]
-    matrix = numpy.empty((len(rows[0]), sum(part.shape[1] for part in rows)), dtype)
-    for begin in range(0, len(matrix), _ROWS_AT_ONCE):
-        some = slice(begin, begin + _ROWS_AT_ONCE)
-        numpy.concatenate([part[some] for part in rows], axis=1, out=matrix[some])
+    matrix = numpy.empty((len(rows[0]), sum(part.shape[1] for part in rows)), dtype) if out is None else out
+    with _refusing_overflow(name, dtype):
+        for begin in range(0, len(matrix), _ROWS_AT_ONCE):
+            some = slice(begin, begin + _ROWS_AT_ONCE)
+            numpy.concatenate([part[some] for part in rows], axis=1, out=matrix[some])
     return matrix
+
+
+def column_array(value: Any, name: Any) -> Any:
+    """The values of a column, in one array."""
+    return side_by_side(_column(value, name))
 
 
 def _is_read_in_place(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
@@ -441,6 +497,8 @@ def is_table(data: Any) -> bool:
 
 def columns_of(data: Any) -> Mapping[Any, Any]:
     """The columns of a table by name."""
+    if type(data) is dict:
+        return data
     if is_a("pandas", "DataFrame", data):
         if not data.columns.is_unique:
             raise InvalidArgument(f"Two columns have the same name: {list(data.columns)}. Rename one.")

@@ -10,6 +10,7 @@ from .._checks import dtype_name
 from .._errors import InvalidArgument
 from .chunks import side_by_side
 from .columns import Fields, cast, refuse_rounded_columns, refuse_rounding
+from .parquet import Part
 
 # The types in which values can be scaled and shifted: see FieldOptions in loader_options.hpp.
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -95,6 +96,10 @@ def _is_for(fields: Fields, i: int, target: str) -> bool:
 def _converted(fields: Fields, array: Any, name: str, target: str, is_scaled: bool) -> Any:
     if target not in _FLOATS:
         return array  # the C++ side refuses it
+    on_the_host = "float32" if target == "bfloat16" else target
+    whole = on_the_host if is_scaled else target  # the device rounds what it has scaled
+    if isinstance(array, Part):
+        return array.converted(on_the_host, whole)
     if isinstance(array, _core.FileField) or _is_mapped(array):
         raise InvalidArgument(
             f"Field '{name}' is a file's array of {_stored(array)}. To deliver {target}, a Loader would read all of it "
@@ -102,8 +107,6 @@ def _converted(fields: Fields, array: Any, name: str, target: str, is_scaled: bo
         )
     array = side_by_side(array)
     values = array if hasattr(array, "__array_interface__") else array.numpy()
-    on_the_host = "float32" if target == "bfloat16" else target
-    whole = on_the_host if is_scaled else target  # the device rounds what it has scaled
     refuse_rounding(values, whole, name)
     table = fields.of_tables.get(name)
     if table is not None:

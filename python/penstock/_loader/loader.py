@@ -18,6 +18,7 @@ from .._statistics import FeedStatistics, lines_as_html
 from .columns import Samples, fields_of
 from .conversions import convert, field_options, targets_of
 from .packs import Packs
+from .parquet import Parquet, parquet_files
 from .sampler import UINT64, checked_state, share
 from .samplers import batches_of
 from .shared_dataset import SharedDataset
@@ -70,6 +71,8 @@ class Loader:
       batch into buffers of their own, and give way if others use their wires. A neighbour's link is the neighbour's, so
       nothing is relayed unless this is given. `over="auto"` opens all GPUs that this process sees. Takes no
       `residency`.
+    - `features`, `target`: columns of a table. A batch is then a matrix of the columns that `features` lists, or a pair
+      of it and the target: one column, or a matrix of a list. If one of them is None, the features are all others.
     - `group`, `relay`: other spellings of `device`. `group` is a list of devices or a ProcessGroup, and `relay` is
       `over`.
     - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
@@ -92,7 +95,7 @@ class Loader:
     - `prefetch_depth`: batches ahead, 1 to 64.
     - `memory`: host memory for samples of mapped files and memory maps that are read from a disk, as a number of bytes
       or "8GiB". Later epochs do not read those again. None: the system's page cache keeps them, unless the files are
-      larger than the memory that is free.
+      larger than the memory that is free. With shuffled Parquet files: for three windows of rows; None is 1 GiB.
     - `device_budget_bytes`: most device memory; 0: half of the free memory.
     - `pack`: for samples of different lengths, such as texts as tokens: `Loader({"input_ids": column}, pack=
       {"input_ids": 65_536})`. Data is a table, or a dict, of columns of lists (Arrow, polars, Hugging Face) or of pairs
@@ -120,6 +123,8 @@ class Loader:
         shuffle: bool = False,
         device: Any = "auto",
         *,
+        features: Any = None,
+        target: Any = None,
         group: Any = None,
         relay: Any = None,
         sampler: Any = None,
@@ -147,30 +152,41 @@ class Loader:
         tuning = Tuning() if tuning is None else tuning
         if not isinstance(tuning, Tuning):
             raise InvalidArgument(f"tuning is a penstock.Tuning, not {tuning!r}.")
-        self._packs = None
+        self._source: Packs | Parquet | None = None
+        files = parquet_files(data)
+        if files is not None and (pack, pad, sampler, batch_sampler) != (None,) * 4:
+            raise InvalidArgument(
+                "Parquet files are read in the order of `shuffle`, `seed` and the epoch, without a sampler, `pack` or "
+                "`pad`. If they fit into memory, pass a table: pyarrow.parquet.read_table(...)."
+            )
         with Progress(lambda seconds: f"Loader: reads and converts the data, {seconds:.0f} s"):
-            if pack is None and pad is None:
-                fields = fields_of(data.data if isinstance(data, SharedDataset) else data)
+            if files is not None:
+                self._source = Parquet(files, features, target)
+                fields = self._source.fields
+                targets = targets_of(fields, to)
+            elif pack is None and pad is None:
+                fields = fields_of(data.data if isinstance(data, SharedDataset) else data, features, target)
                 targets = targets_of(fields, to)
             else:
                 if sampler is not None or batch_sampler is not None:
                     raise InvalidArgument("Packs follow from `shuffle`, `seed` and the epoch: leave the sampler out.")
                 order = {"shuffle": bool(shuffle), "seed": whole("seed", seed, 0, UINT64), "drop_last": bool(drop_last)}
-                self._packs = Packs(data, pack, pad, batch_size, **order)
-                fields, targets = self._packs.fields, self._packs.targets(to)
+                self._source = Packs(data, pack, pad, batch_size, **order)
+                fields, targets = self._source.fields, self._source.targets(to)
             fields = convert(fields, targets, scale, shift)
-        kept = data  # for pickling
+        kept = {"data": data, "to": to}  # for pickling
         if fields.is_table:  # only the columns that were made of it are kept
-            kept, to = fields.build(fields.arrays), targets
+            kept = {"data": fields.build(fields.arrays), "to": targets, "features": None, "target": None}
         self._destination = destination = Destination(device, group, relay)
-        self._arguments = {**arguments, "data": kept, "to": to, "tuning": tuning, "device": destination.given}
+        self._arguments = {**arguments, **kept, "tuning": tuning, "device": destination.given}
         processes = destination.processes
         if processes is not None:
             processes.refuse(distributed, None)
         together = destination.together
         self._build = (lambda each: [fields.build(arrays) for arrays in each]) if together else fields.build
         self._shares = rank is not None or world_size is not None or distributed or processes is not None
-        self.dataset = Samples(fields if self._packs is None else self._packs.samples)
+        packs = isinstance(self._source, Packs)
+        self.dataset = Samples(self._source.samples if packs else fields)
         self.drop_last = bool(drop_last)
         # A share of 0 of 1 is all samples, and says that no warning is wanted.
         decided = {"shuffle": shuffle, "seed": seed, "rank": rank, "distributed": distributed}
@@ -184,14 +200,19 @@ class Loader:
         options = field_options(fields, targets, scale, shift)
         for engine in destination.engines:
             _need_bfloat16(engine, options)
+        named, seed = fields.named(), whole("seed", seed, 0, UINT64)
+        in_order = isinstance(self._source, Parquet)
+        if in_order:
+            batch = self.batch_size * world_size
+            named = self._source.stream(fields.arrays, bool(shuffle), seed, memory, batch)
         with Progress(lambda seconds: f"Loader: prepares memory for {self.device}, {seconds:.0f} s"):
             self._native = _core.NativeLoader(
                 destination.native,
-                fields.named(),
+                named,
                 options,
-                batch_size=self.batch_size if self._packs is None else 1,
-                shuffle=bool(shuffle),
-                seed=whole("seed", seed, 0, UINT64),
+                batch_size=1 if packs else self.batch_size,
+                shuffle=bool(shuffle) and not in_order,  # the files' windows are shuffled
+                seed=seed,
                 drop_last=self.drop_last and self._batches is None,
                 batch_sampler=self._batches,
                 rank=rank,
@@ -239,8 +260,8 @@ class Loader:
         if a sampler is given."""
         self._refuse_state()
         state = self._native.state_dict(handed_out=not self._made.arrays)
-        if self._packs is not None:
-            state["pack"] = self._packs.signature
+        if self._source is not None:
+            state |= self._source.signature
         return {**state, "epoch": self._next_epoch, "consumed": 0} if self._at_beginning else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -248,11 +269,13 @@ class Loader:
         Raises InvalidArgument if the dataset, the seed or shuffling differ, or if it is not a Loader's state."""
         self._refuse_state()
         checked = checked_state(state)
-        packs = None if self._packs is None else self._packs.signature
-        if state.get("pack") != packs:
+        here = {} if self._source is None else self._source.signature
+        there = {key: state[key] for key in ("pack", "parquet") if key in state}
+        if there != here:
             raise InvalidArgument(
-                f"The state is of packs of {state.get('pack')} (values, samples of a matrix, samples at most), and "
-                f"those of this Loader are of {packs}: give both the same data, `pack`, `pad` and `batch_size`."
+                f"The state is of {there or 'samples'}, and this Loader of {here or 'samples'} (pack: values, samples "
+                "of a matrix, samples at most; parquet: version of the order, seed, rows of a window, row groups): "
+                "give both the same data, `pack`, `pad`, `batch_size`, `shuffle`, `seed` and `memory`."
             )
         none_made = _Made()
         self._native.load_state_dict(checked)
@@ -265,9 +288,9 @@ class Loader:
     def describe(self) -> list[str]:
         """A line for each field: how it travels, and why. If there are several devices, the last line says how many
         bytes each link has carried. With a ProcessGroup, the first line says what part this process brings. With `pack`
-        or `pad`, the last line says how full the batches of this epoch are."""
+        or `pad`, the last line says how full the batches of this epoch are; with Parquet files, how they are read."""
         lines = self._native.describe()
-        return lines if self._packs is None else [*lines, self._packs.describe(self._native.state_dict()["epoch"])]
+        return lines if self._source is None else [*lines, self._source.describe(self._native.state_dict()["epoch"])]
 
     def stats(self) -> FeedStatistics:
         """The loader's account so far, which `penstock feed` also prints."""

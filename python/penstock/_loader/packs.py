@@ -70,7 +70,7 @@ class Packs:
         self.samples = Fields(names, samples, lambda arrays: dict(zip(names, arrays, strict=True)))
         self.fields = Fields([field.name for field in packed], packed, self._build)
         # What the states of two loaders must agree on, beside the number of samples and their order.
-        self.signature = [values, rows, self._packing.most_samples]
+        self.signature = {"pack": [values, rows, self._packing.most_samples]}
         self.describe = self._packing.describe
 
     def targets(self, to: Any) -> list[str | None]:

@@ -3,8 +3,12 @@
 #include "frameworks.hpp"
 #include "interpreter_lock.hpp"
 #include "loader/native_loader.hpp"
+#include "move/rank_of_group.hpp"
 #include "storage.hpp"
 
+#include <penstock/core/bytes.hpp>
+#include <penstock/core/error.hpp>
+#include <penstock/core/permutation.hpp>
 #include <penstock/data/chunks.hpp>
 #include <penstock/data/open_dataset.hpp>
 #include <penstock/data/packs.hpp>
@@ -13,14 +17,19 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,6 +40,8 @@
 
 namespace penstock::python {
 namespace {
+
+using NamedArrays = std::vector<std::pair<std::string, nb::object>>;
 
 class RenamedReader final : public FieldReader {
  public:
@@ -160,6 +171,116 @@ std::pair<std::shared_ptr<const Packing>, std::vector<FileField>> pack(const std
   return {packing, std::move(packed)};
 }
 
+/// Rows of a set that are in memory together: the samples of an epoch from `first` on.
+struct Window {
+  std::uint64_t epoch = 0;
+  std::uint64_t first = 0;
+  Dataset rows;
+  std::vector<std::uint64_t> order;  ///< of the rows
+
+  bool holds(std::uint64_t of_epoch, std::uint64_t position) const noexcept {
+    return of_epoch == epoch && position - first < order.size();
+  }
+};
+
+/// Asks a function of Python for windows. Keeps the two latest, since a batch may lie in both. Thread-safe.
+class Windows {
+ public:
+  Windows(const NamedArrays& like, bool shuffle, std::uint64_t seed, const nb::object& make)
+      : like_(make_dataset(like)),
+        shuffle_(shuffle),
+        seed_(seed),
+        make_(make.ptr()),
+        owner_(keep_alive(make)) {}
+
+  const Dataset& like() const noexcept { return like_; }
+
+  std::shared_ptr<const Window> at(std::uint64_t epoch, std::uint64_t position) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& kept : kept_) {
+      if (kept != nullptr && kept->holds(epoch, position)) return kept;
+    }
+    if (kept_[1] != nullptr) kept_[0] = std::move(kept_[1]);  // the next one may use its memory
+    kept_[1] = make(epoch, position);
+    return kept_[1];
+  }
+
+ private:
+  std::shared_ptr<const Window> make(std::uint64_t epoch, std::uint64_t position) const {
+    const Locked locked;
+    return stay_if_ended([&] {
+      try {
+        const auto [first, arrays] = nb::cast<std::pair<std::uint64_t, NamedArrays>>(make_(epoch, position));
+        Window made{.epoch = epoch, .first = first, .rows = make_dataset(arrays), .order = {}};
+        made.order.resize(made.rows.sample_count());
+        std::iota(made.order.begin(), made.order.end(), std::uint64_t{0});
+        if (shuffle_) KeyedPermutation(made.order.size(), seed_ + 1 + first, epoch).fill(0, 1, made.order);
+        return std::make_shared<const Window>(std::move(made));
+      } catch (const nb::python_error& error) {
+        if (error.matches(PyExc_KeyboardInterrupt)) throw;
+        throw Error(message_of(error.value()));
+      }
+    });
+  }
+
+  Dataset like_;
+  bool shuffle_;
+  std::uint64_t seed_;
+  nb::handle make_;
+  std::shared_ptr<const void> owner_;
+  std::mutex mutex_;
+  std::array<std::shared_ptr<const Window>, 2> kept_;  ///< the latest last
+};
+
+/// Sample i of an epoch is that at position i. A sampler asks for them in sequence.
+class WindowsReader final : public FieldReader {
+ public:
+  WindowsReader(std::shared_ptr<Windows> windows, std::size_t f, std::uint64_t sample_count)
+      : windows_(std::move(windows)), f_(f), sample_count_(sample_count) {}
+
+  [[nodiscard]] const Field& field() const noexcept override { return windows_->like().reader(f_)->field(); }
+  [[nodiscard]] std::uint64_t sample_count() const noexcept override { return sample_count_; }
+  [[nodiscard]] bool varies_by_epoch() const noexcept override { return true; }
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind stores) const override {
+    gather_in_epoch(0, indices, destination, stores);
+  }
+  void gather_in_epoch(std::uint64_t epoch, std::span<const std::uint64_t> indices,
+                       std::span<std::byte> destination, StoreKind stores) const override {
+    std::array<std::uint64_t, 1024> rows;
+    while (!indices.empty()) {
+      const auto window = windows_->at(epoch, indices.front());
+      const std::size_t most = std::min(indices.size(), rows.size());
+      std::size_t count = 0;
+      for (; count < most && window->holds(epoch, indices[count]); ++count) {
+        rows[count] = window->order[indices[count] - window->first];
+      }
+      const std::size_t bytes = count * windows_->like().sample_bytes(f_);
+      window->rows.gather(f_, std::span(rows).first(count), destination.first(bytes), stores);
+      indices = indices.subspan(count);
+      destination = destination.subspan(bytes);
+    }
+  }
+
+ private:
+  std::shared_ptr<Windows> windows_;
+  std::size_t f_;
+  std::uint64_t sample_count_;
+};
+
+std::vector<FileField> windows(const NamedArrays& like, std::uint64_t samples, bool shuffle,
+                               std::uint64_t seed, const nb::object& make) {
+  const auto shared = std::make_shared<Windows>(like, shuffle, seed, make);
+  std::vector<FieldReaderPtr> readers;
+  for (std::size_t f = 0; f < like.size(); ++f) {
+    readers.push_back(std::make_shared<WindowsReader>(shared, f, samples));
+  }
+  const Dataset all(std::move(readers));
+  std::vector<FileField> made;
+  for (std::size_t f = 0; f < like.size(); ++f) made.push_back({all, f});
+  return made;
+}
+
 }  // namespace
 
 std::shared_ptr<const FieldReader> read_file_field(const std::string& name, nb::handle array) {
@@ -193,6 +314,12 @@ void bind_file_field(nb::module_& module) {
       .def("describe", &Packing::describe, nb::arg("epoch"), nb::call_guard<Unlocked>());
   module.def("pack", &pack, nb::arg("fields"), nb::arg("values"), nb::arg("samples"), nb::arg("shuffle"),
              nb::arg("seed"), nb::arg("drop_last"), "A Packing and its fields: see read_packs.");
+  module.def(
+      "windows", &windows, nb::arg("like"), nb::arg("samples"), nb::arg("shuffle"), nb::arg("seed"),
+      nb::arg("make"),
+      "Fields whose rows come into memory window by window. `like` has an array for each field. `make` gets "
+      "an epoch and a position in it, and gives the first position of its window and the window's arrays.");
+  module.def("parse_bytes", &parse_bytes, nb::arg("text"), "The bytes that a text such as 8GiB means.");
 }
 
 }  // namespace penstock::python
