@@ -409,7 +409,7 @@ class LateInOneWorker(Samples):
     ("loader", "tried"),
     [
         (DataLoader(OnlyHere(TimeoutError("the database timed out")), 4), [0]),
-        (DataLoader(LateInOneWorker(), 4, num_workers=2, timeout=3), [2, 4, 0]),
+        (DataLoader(LateInOneWorker(), 4, num_workers=2, timeout=10), [2, 4, 0]),
     ],
     ids=["own error", "own timeout"],
 )

@@ -784,7 +784,7 @@ TEST_P(PlainRanks, OneGpuThatHasAnotherNumberInEachIsRefusedInAll) {
 
 // Its device cannot say that no copy of parts is under way.
 TEST_P(PlainRanks, OneThatCannotGoElsewhereEndsTheGroupForAll) {
-  start([](RankSetup& setup) { setup.timeout_ms = 5000; });
+  start();
   expect_good(all({Do::read, 3}), 3);
   EXPECT_EQ(one(0, {Do::fail}).error(), "");
   for (const Answer& answer : all({Do::start_epoch, 7})) {
@@ -799,10 +799,7 @@ TEST_P(PlainRanks, OneThatCannotGoElsewhereEndsTheGroupForAll) {
 
 TEST_P(PlainRanks, OneThatFailsAsItClosesIsNamed) {
   for (const bool peer_access : {true, false}) {
-    start([&](RankSetup& setup) {
-      setup.timeout_ms = 5000;
-      setup.peer_access = peer_access;
-    });
+    start([&](RankSetup& setup) { setup.peer_access = peer_access; });
     expect_good(all({Do::read, 3}), 3);
     EXPECT_EQ(one(0, {Do::fail}).error(), "");
     EXPECT_THAT(one(0, {Do::close}).error(), HasSubstr("cuStreamSynchronize"));

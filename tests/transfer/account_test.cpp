@@ -174,8 +174,7 @@ TEST_P(TransferAccount, WorkBeforeTheFirstRequestOfAnIterationIsNoStep) {
 /// The consumer's stream works after each of three batches. The second is not timed, and has most of the
 /// work.
 TEST_P(TransferAccount, WorkOnABatchThatIsNotTimedIsNoStepOfAnother) {
-  constexpr double kStep = 0.01;
-  for (const bool is_refused : {false, true}) {  // or its times cannot be read
+  const auto holds = [&](double step, bool is_refused) {
     make_account();
     for (int i = 0; i < 3; ++i) {
       Account::Request request(*account_, &*stream_);
@@ -184,7 +183,7 @@ TEST_P(TransferAccount, WorkOnABatchThatIsNotTimedIsNoStepOfAnother) {
       } else {
         answer_with_batch(request);
       }
-      stream_->occupy(i == 1 ? 10 * kStep : kStep);
+      stream_->occupy(i == 1 ? 10 * step : step);
       stream_->synchronize();
       if (i == 1 && !is_refused) {
         faulty_->fail(Entry::event_elapsed);
@@ -193,7 +192,11 @@ TEST_P(TransferAccount, WorkOnABatchThatIsNotTimedIsNoStepOfAnother) {
       }
     }
     EXPECT_EQ(account_->total().timed_batches, 2U);
-    EXPECT_LT(account_->total().compute_seconds, 8 * kStep);
+    return account_->total().compute_seconds < 8 * step;
+  };
+  for (const bool is_refused : {false, true}) {  // or its times cannot be read
+    // A busy machine is late to end what is short.
+    EXPECT_TRUE(holds(0.01, is_refused) || holds(0.1, is_refused));
   }
 }
 
