@@ -256,19 +256,31 @@ class BatchLine::Request {
 std::optional<DeviceBatch> BatchLine::next(const Stream& stream, const FunctionRef<void()>* while_waiting) {
   refuse_fork();
   refuse_streams(1);
-  Request request(*this, stream);
   const auto since = std::chrono::steady_clock::now();
   const auto look = [&] {
     if (while_waiting != nullptr) (*while_waiting)();
     source_->refuse_late(since);
   };
   const FunctionRef<void()> looking(look);
-  const PublishedItem item = rings_[0]->take(stream, source_->awaits_others() ? &looking : while_waiting);
-  std::optional<DeviceBatch> batch;
-  if (item.slot != nullptr) batch.emplace(DeviceBatch(rings_[0], item.slot));
-  request.has(item);
-  request.answer(item);
-  return batch;
+  while (true) {
+    Request request(*this, stream);
+    const PublishedItem item = rings_[0]->take(stream, source_->awaits_others() ? &looking : while_waiting);
+    std::optional<DeviceBatch> batch;
+    if (item.slot != nullptr) batch.emplace(DeviceBatch(rings_[0], item.slot));
+    request.has(item);
+    if (!is_torn(item)) {
+      request.answer(item);
+      return batch;
+    }
+    account_->discard(item.timed);
+    if (while_waiting != nullptr) (*while_waiting)();
+  }
+}
+
+bool BatchLine::is_torn(const PublishedItem& item) const {
+  if (item.slot == nullptr || !order_.drawn || !options_.batch_sampler->may_tear()) return false;
+  item.slot->ready->synchronize();
+  return !options_.batch_sampler->is_whole(item.slot->run.epoch);
 }
 
 std::optional<std::vector<DeviceBatch>> BatchLine::next(std::span<const Stream> streams,

@@ -85,6 +85,8 @@ class BatchLine {
   void publish_to_all(const PublishedItem& item);
   void end_waits();
 
+  /// See BatchSampler::may_tear.
+  [[nodiscard]] bool is_torn(const PublishedItem& item) const;
   void take_all(std::span<const Stream> streams, const FunctionRef<void()>* while_waiting);
   void drop(std::optional<Taken>& taken) noexcept;
   [[nodiscard]] bool drop_outdated() noexcept;

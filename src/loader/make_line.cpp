@@ -24,6 +24,10 @@ struct CannotReach {
 
 void check(const LoaderOptions& options, const Destination& destination) {
   if (destination.kind() == Destination::Kind::device) return;
+  if (options.batch_sampler && options.batch_sampler->may_tear()) {
+    throw InvalidArgument(
+        "Samples that others overwrite meanwhile are fed to one device over its own link: name one device.");
+  }
   if (options.data_may_change && !options.batch_sampler) {
     throw InvalidArgument(
         "Without a batch sampler, a loader over several links reads ahead from epoch to epoch: its data must "

@@ -45,6 +45,13 @@ class BatchSampler {
     static_cast<void>(lent);
     return false;
   }
+  /// True if others may overwrite samples while they are read. Loader::next then blocks the host until a
+  /// batch's samples have been read, and drops the batch unless it is_whole. For one device over its own
+  /// link.
+  [[nodiscard]] virtual bool may_tear() const noexcept { return false; }
+  /// False if a sample of the batch may have been overwritten since it was drawn. `epoch`: what reading_epoch
+  /// gave for the batch. Called by any thread, also while another one is in next().
+  [[nodiscard]] virtual bool is_whole(std::uint64_t /*epoch*/) const { return true; }
 };
 
 /// True if each index is below `count`, which is at most 2^63.
