@@ -20,6 +20,7 @@ from ._feed.workers import worker_memory_limit
 from ._feed.wrapper import Feed, feed
 from ._loader.loader import Loader
 from ._loader.pictures import Pictures
+from ._loader.replay import ReplayBuffer
 from ._loader.sampler import Sampler
 from ._loader.shared_dataset import SharedDataset
 from ._loader.tokens import tokens
@@ -53,6 +54,7 @@ __all__ = [
     "PendingSave",
     "Pictures",
     "ProcessGroup",
+    "ReplayBuffer",
     "SafetensorsInfo",
     "Sampler",
     "SharedDataset",

@@ -131,6 +131,7 @@ NB_MODULE(_core, module) {
   bind_file_field(module);
   bind_pictures(module);
   bind_loader(module);
+  bind_replay(module);
   bind_share_dataset(module);
   bind_sampler(module);
   bind_torch_order(module);

@@ -59,7 +59,7 @@ void wait_if_on_host(const Engine& engine, const Stream& stream) {
 }
 
 nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
-                     const Dataset& dataset) {
+                     const Dataset& dataset, std::size_t rows_each) {
   const DeviceBatch& leased = storage->batch();
   const std::uint64_t epoch = leased.epoch();
   const bool is_pack = dataset.reader(0)->samples_in_epoch(epoch).has_value();
@@ -67,8 +67,12 @@ nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& 
   nb::list arrays;
   for (std::size_t f = 0; f < leased.field_count(); ++f) {
     const DeviceField& field = leased.field(f);
-    const Leaf leaf =
-        describe(field.dtype, is_pack ? dataset.reader(f)->shape_in_epoch(epoch, pack) : field.shape);
+    Shape shape = is_pack ? dataset.reader(f)->shape_in_epoch(epoch, pack) : field.shape;
+    if (rows_each > 0) {
+      shape.front() /= rows_each;
+      shape.insert(shape.begin() + 1, rows_each);
+    }
+    const Leaf leaf = describe(field.dtype, shape);
     arrays.append(engine.make(leaf, storage, field.data, Torch::get() != nullptr));
   }
   if (is_pack) arrays.append(nb::make_tuple(epoch, pack));

@@ -42,8 +42,9 @@ void wait_if_on_host(const Engine& engine, const Stream& stream);
 [[nodiscard]] Stream stream_of_next(const Engine& engine, const Stream& own);
 
 /// An array for each field of the leased batch of `dataset`, on the engine's device. A batch of one pack is
-/// the pack, without an axis of samples, and the list ends with the pack's epoch and number.
+/// the pack, without an axis of samples, and the list ends with the pack's epoch and number. `rows_each`: see
+/// NativeLoader.
 [[nodiscard]] nb::list make_fields(const Engine& engine, const std::shared_ptr<LeaseStorage>& storage,
-                                   const Dataset& dataset);
+                                   const Dataset& dataset, std::size_t rows_each = 0);
 
 }  // namespace penstock::python

@@ -65,7 +65,7 @@ void make_native(NativeLoader* self, const EngineDestination& destination, const
   options.row_budget_bytes = row_budget_bytes;
   options.threads = threads;
   options.when_full = parse_when_full(when_full);
-  new (self) NativeLoader(destination, fields, std::move(options));
+  new (self) NativeLoader(destination, make_dataset(fields), std::move(options));
 }
 
 bool next_into(NativeLoader& self, nb::list made, const TensorWatch* watch) {

@@ -123,9 +123,11 @@ Dataset make_dataset(const std::vector<std::pair<std::string, nb::object>>& arra
   return Dataset(std::move(readers));
 }
 
-NativeLoader::NativeLoader(EngineDestination destination, const Arrays& fields, LoaderOptions options)
+NativeLoader::NativeLoader(EngineDestination destination, Dataset dataset, LoaderOptions options,
+                           std::size_t rows_each)
     : destination_(std::move(destination)),
-      loader_(make_loader(destination_, make_dataset(fields), std::move(options))) {
+      rows_each_(rows_each),
+      loader_(make_loader(destination_, std::move(dataset), std::move(options))) {
   for (const auto& engine : destination_.engines()) {
     streams_.push_back(std::make_shared<const Stream>(engine->device().create_stream()));
   }
@@ -187,7 +189,8 @@ NativeLoader::Leases NativeLoader::take(const std::vector<Stream>& streams,
 nb::object NativeLoader::make(const Leases& leases) const {
   if (leases.empty()) return nb::none();
   const Dataset& dataset = loader_->dataset();
-  if (!destination_.is_to_all()) return make_fields(destination_.engine(), leases.front(), dataset);
+  if (!destination_.is_to_all())
+    return make_fields(destination_.engine(), leases.front(), dataset, rows_each_);
   nb::list all;
   for (std::size_t i = 0; i < leases.size(); ++i) {
     all.append(make_fields(*destination_.engines()[i], leases[i], dataset));

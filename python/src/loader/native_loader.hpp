@@ -29,7 +29,9 @@ class NativeLoader {
  public:
   using Arrays = std::vector<std::pair<std::string, nb::object>>;
 
-  NativeLoader(EngineDestination destination, const Arrays& fields, LoaderOptions options);
+  /// `rows_each`: rows of a sample, which have an axis of their own behind that of the samples; 0: none.
+  NativeLoader(EngineDestination destination, Dataset dataset, LoaderOptions options,
+               std::size_t rows_each = 0);
   ~NativeLoader();
   NativeLoader(const NativeLoader&) = delete;
   NativeLoader& operator=(const NativeLoader&) = delete;
@@ -72,6 +74,7 @@ class NativeLoader {
   }
 
   EngineDestination destination_;
+  const std::size_t rows_each_;
   std::vector<std::shared_ptr<const Stream>> streams_;  ///< of the devices that receive
   Leases kept_;
   bool is_under_way_ = false;  ///< next()
@@ -80,5 +83,6 @@ class NativeLoader {
 };
 
 void bind_loader(nb::module_& module);
+void bind_replay(nb::module_& module);
 
 }  // namespace penstock::python
