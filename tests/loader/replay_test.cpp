@@ -15,8 +15,8 @@
 namespace penstock::testing {
 namespace {
 
-/// Every sample in a batch of its own. Drops the first, and overwrites all samples when it is asked about the
-/// second.
+/// Every sample in a batch of its own. Drops the first, and overwrites the second when it is asked about its
+/// batch.
 class OverwrittenBatches final : public BatchSampler {
  public:
   explicit OverwrittenBatches(std::span<std::byte> samples) : samples_(samples) {}
@@ -28,7 +28,8 @@ class OverwrittenBatches final : public BatchSampler {
   [[nodiscard]] std::uint64_t reading_epoch(std::uint64_t) const override { return drawn_ - 1; }
   [[nodiscard]] bool may_tear() const noexcept override { return true; }
   [[nodiscard]] bool is_whole(std::uint64_t batch) const override {
-    if (batch == 1) std::ranges::fill(samples_, std::byte{0xEE});
+    if (batch == 1)
+      std::ranges::fill(samples_.subspan(samples_.size() / 4, samples_.size() / 4), std::byte{0xEE});
     return batch != 0;
   }
 
@@ -187,7 +188,7 @@ TEST_P(ReplayTest, NoRowIsTornUnderEightWriters) {
   while (rows->size() < 64) std::this_thread::yield();
   Loader sampled = loader(rows, {.batch_size = 32});
   std::set<std::int64_t> seen;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 100; ++i) {
     const auto words = values<std::int64_t>(read(*sampled.next(*stream_)).fields[1]);
     for (std::size_t row = 0; row < words.size(); row += 512) {
       const std::span all(words.data() + row, 512);

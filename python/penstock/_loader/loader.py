@@ -200,12 +200,14 @@ class Loader:
         options = field_options(fields, targets, scale, shift)
         for engine in destination.engines:
             _need_bfloat16(engine, options)
-        named, seed = fields.named(), whole("seed", seed, 0, UINT64)
+        seed = whole("seed", seed, 0, UINT64)
         in_order = isinstance(self._source, Parquet)
-        if in_order:
-            batch = self.batch_size * world_size
-            named = self._source.stream(fields.arrays, bool(shuffle), seed, memory, batch)
         with Progress(lambda seconds: f"Loader: prepares memory for {self.device}, {seconds:.0f} s"):
+            if in_order:
+                batch = self.batch_size * world_size
+                named = self._source.stream(fields.arrays, bool(shuffle), seed, memory, batch)
+            else:
+                named = fields.named()
             self._native = _core.NativeLoader(
                 destination.native,
                 named,
