@@ -190,7 +190,7 @@ class TestFiles:
 
     def test_more_files_than_a_process_may_open(self, monkeypatch):
         monkeypatch.setattr("penstock._loader.columns.LARGE", 0)
-        for i in range(20):
+        for i in range(300):  # more than there are free numbers below the highest open one
             np.save(f"shard-{i}.npy", X)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 10, hard))
