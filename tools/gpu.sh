@@ -85,7 +85,7 @@ case "${1:-}" in
   bench)
     # All parts take some ten minutes. `bench PART...` takes some again; the results then hold the others' last figures.
     parts=" ${*:2} "
-    if [ $# -eq 1 ]; then parts=" engine loader recorder folklore groups starts run park pictures compare gains "; fi
+    if [ $# -eq 1 ]; then parts=" engine loader recorder folklore groups starts run park replay pictures compare gains "; fi
     # wants PART FILE...: whether the part is measured; if so, its earlier outputs go.
     wants() {
       [[ $parts == *" $1 "* ]] && rm -f "${@:2}"
@@ -140,6 +140,9 @@ case "${1:-}" in
       fi
       if wants park build/gpu-park.json; then
         python3 benchmarks/park.py --json build/gpu-park.json || status=1
+      fi
+      if wants replay build/gpu-replay.json; then
+        python3 benchmarks/replay.py --device cuda --rows 400000 --json build/gpu-replay.json || status=1
       fi
       if wants pictures build/gpu-pictures.json build/gpu-training.json; then
         pictures=(python3 benchmarks/pictures.py --device cuda --rounds 1 --warm-up 2 --seconds 4)
