@@ -157,14 +157,21 @@ class ReplaySampler final : public BatchSampler {
 
   /// Appends the slots of a sample.
   void draw(std::vector<std::uint64_t>& indices) {
-    const std::uint64_t end = rows_->head().taken.load();
-    const std::uint64_t count = std::min(end, rows_->capacity_);
-    for (std::uint64_t i = 0; count > 0 && i < kTries + count; ++i) {
-      if (!follow(end - count, end - count + (i < kTries ? random_() : i) % count)) continue;
-      for (const std::size_t back : back_) indices.push_back(chain_[back] % rows_->slots_);
-      oldest_ = std::min(oldest_, std::ranges::min(chain_));
-      return;
-    }
+    std::uint64_t begin = 0;
+    std::uint64_t count = 0;
+    std::uint64_t turns = 0;
+    do {
+      const std::uint64_t end = rows_->head().taken.load();
+      count = std::min(end, rows_->capacity_);
+      begin = end - count;
+      for (std::uint64_t i = 0; count > 0 && i < kTries + count; ++i) {
+        if (!follow(begin, begin + (i < kTries ? random_() : i) % count)) continue;
+        for (const std::size_t back : back_) indices.push_back(chain_[back] % rows_->slots_);
+        oldest_ = std::min(oldest_, std::ranges::min(chain_));
+        return;
+      }
+      // On a busy host, writers may have overwritten all of these rows meanwhile.
+    } while (rows_->head().taken.load() > begin + rows_->slots_ && ++turns < kTries);
     throw InvalidArgument(
         fmt::format("Of {} rows, no {} follow each other in one environment, as the offsets need: add rows.",
                     count, reach_ + 1));

@@ -139,6 +139,23 @@ TEST_P(ReplayTest, ABatchIsDroppedOnceItsRowsMayBeOverwritten) {
   EXPECT_TRUE(sampler->is_whole(sampler->reading_epoch(0)));
 }
 
+TEST_P(ReplayTest, RowsAreDrawnWhileAllOfThemAreOverwritten) {
+  const auto rows = std::make_shared<ReplayRows>(fields(), 64);
+  for (int i = 0; i < 64; ++i) add(*rows, 0, 0);
+  const std::shared_ptr<BatchSampler> sampler = sample_rows(rows, {.batch_size = 200'000}).batch_sampler;
+  std::atomic<bool> done{false};
+  std::vector<std::jthread> writers;
+  for (std::uint32_t writer = 0; writer < 4; ++writer) {
+    writers.emplace_back([&, writer] {
+      while (!done) add(*rows, writer, 0);
+    });
+  }
+  std::vector<std::uint64_t> indices;
+  EXPECT_NO_THROW((void)sampler->next(indices));
+  done = true;
+  EXPECT_EQ(indices.size(), 200'000U);
+}
+
 TEST_P(ReplayTest, AWriterThatStopsInARowHoldsUpNobody) {
   const auto rows = std::make_shared<ReplayRows>(fields(), 8);
   const std::uint64_t slots = rows->dataset().sample_count();
@@ -181,14 +198,18 @@ TEST_P(ReplayTest, NoRowIsTornUnderEightWriters) {
   std::vector<std::unique_ptr<Child>> writers;
   for (std::int64_t writer = 1; writer <= 8; ++writer) {
     writers.push_back(std::make_unique<Child>([&rows, writer] {
-      for (std::int64_t i = 0;; ++i) add(*rows, 0, (writer << 40) + i);
+      for (std::int64_t i = 0;; ++i) {
+        add(*rows, 0, (writer << 40) + i);
+        // Without a rest, they may drop batch after batch of a slow reader.
+        if (i % 64 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
       return true;
     }));
   }
   while (rows->size() < 64) std::this_thread::yield();
   Loader sampled = loader(rows, {.batch_size = 32});
   std::set<std::int64_t> seen;
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 500; ++i) {
     const auto words = values<std::int64_t>(read(*sampled.next(*stream_)).fields[1]);
     for (std::size_t row = 0; row < words.size(); row += 512) {
       const std::span all(words.data() + row, 512);
