@@ -163,15 +163,20 @@ TEST_P(ReplayTest, AWriterThatStopsInARowHoldsUpNobody) {
     for (std::uint64_t i = 0; i < count; ++i) add(*rows, 1, 0);
   };
   add_rows(3);
+  static std::atomic<bool>* is_within;
+  is_within = static_cast<std::atomic<bool>*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANON, -1, 0));
   Child stuck([&] {
-    std::signal(SIGSEGV, [](int) { pause(); });
+    std::signal(SIGSEGV, [](int) {
+      *is_within = true;
+      pause();
+    });
     auto* const unreadable =
         static_cast<std::byte*>(mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANON, -1, 0));
     rows->add({unreadable, unreadable}, std::array{0U});
     return false;
   });
-  while (rows->size() < 4) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  while (!*is_within) std::this_thread::yield();
   EXPECT_EQ(sampled_slots(rows), (std::set<std::uint64_t>{0, 1, 2})) << "the fourth row is not there";
   add_rows(slots);
   EXPECT_FALSE(sampled_slots(rows).contains(3)) << "its writer lives";
