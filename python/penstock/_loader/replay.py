@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _core
-from .._checks import numpy_for, whole
+from .._checks import dtype_name, numpy_for, whole
 from .._destination import Destination
 from .._engines import close_at_exit
 from .._errors import Error, InvalidArgument
@@ -136,7 +136,7 @@ def _shape_and_dtype(name: str, given: Any) -> tuple[tuple[int, ...], str]:
     numpy = numpy_for("ReplayBuffer")
     try:
         shape, dtype = (given.shape, given.dtype) if hasattr(given, "dtype") else given
-        return tuple(shape), numpy.dtype(str(dtype).removeprefix("torch.") if type(dtype) is not type else dtype).name
+        return tuple(shape), numpy.dtype(dtype_name(name, dtype)).name
     except (TypeError, ValueError):
         raise InvalidArgument(
             f"Field '{name}' is (shape, NumPy's dtype), or an example with both, not {given!r}."
