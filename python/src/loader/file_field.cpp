@@ -213,8 +213,11 @@ class Windows {
         const auto [first, arrays] = nb::cast<std::pair<std::uint64_t, NamedArrays>>(make_(epoch, position));
         Window made{.epoch = epoch, .first = first, .rows = make_dataset(arrays), .order = {}};
         made.order.resize(made.rows.sample_count());
-        std::iota(made.order.begin(), made.order.end(), std::uint64_t{0});
-        if (shuffle_) KeyedPermutation(made.order.size(), seed_ + 1 + first, epoch).fill(0, 1, made.order);
+        if (shuffle_) {
+          KeyedPermutation(made.order.size(), seed_ + 1 + first, epoch).fill(0, 1, made.order);
+        } else {
+          std::iota(made.order.begin(), made.order.end(), std::uint64_t{0});
+        }
         return std::make_shared<const Window>(std::move(made));
       } catch (const nb::python_error& error) {
         if (error.matches(PyExc_KeyboardInterrupt)) throw;
