@@ -210,7 +210,8 @@ TEST_F(CudaOpen, FailuresOnTheWayLeaveNothingBehind) {
   for (const char* function :
        {"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceGetAttribute",
         "cuDeviceTotalMem", "cuDeviceGetPCIBusId", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent",
-        "cuCtxPushCurrent", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuCtxGetStreamPriorityRange"}) {
+        "cuCtxPushCurrent", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncLoad",
+        "cuCtxGetStreamPriorityRange"}) {
     fake.reset();
     fake.fail(function, 1, 999);
     const DeviceError error = device_error([&] { static_cast<void>(open()); });
@@ -221,6 +222,15 @@ TEST_F(CudaOpen, FailuresOnTheWayLeaveNothingBehind) {
   EXPECT_EQ(open().info().backend, "cuda");
   EXPECT_EQ(fake.live_contexts(), 0);
   EXPECT_EQ(fake.live_modules(), 0);
+}
+
+TEST_F(CudaOpen, NoKernelIsLeftToBeLoadedAtItsFirstLaunch) {
+  EXPECT_EQ(open().info().backend, "cuda");
+  EXPECT_GT(fake.calls("cuFuncLoad"), 0);
+  EXPECT_EQ(fake.calls("cuFuncLoad"), fake.calls("cuModuleGetFunction"));
+  fake.reset();
+  fake.set_version(12030);  // lacks it
+  EXPECT_EQ(open().info().backend, "cuda");
 }
 
 TEST_F(CudaOpen, MissingCompilerIsExplained) {

@@ -749,6 +749,12 @@ Result cuModuleGetFunction(Function* handle, Module module_handle, const char* n
   return kSuccess;
 }
 
+Result cuFuncLoad(Function handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuFuncLoad);
+  const std::lock_guard lock(registry().mutex);
+  return registry().functions.find(handle) == nullptr ? kInvalidHandle : kSuccess;
+}
+
 // Of a grid, along x.
 constexpr unsigned kMostBlocks = 0x7fffffff;
 

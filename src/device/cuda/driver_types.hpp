@@ -199,6 +199,7 @@ inline constexpr unsigned kIpcLazyEnablePeerAccess = 1;
 
 /// The same for functions that an accepted driver may lack; they are null then.
 #define PENSTOCK_CUDA_NEWER_ENTRIES(X)                                                                 \
+  X(func_load, cuFuncLoad, 12040, (Function))                                                          \
   X(event_elapsed_time_2, cuEventElapsedTime, 12080, (float*, Event, Event))                           \
   X(memcpy_batch_async, cuMemcpyBatchAsync, 12080,                                                     \
     (Address*, Address*, std::size_t*, std::size_t, BatchedCopyAttributes*, std::size_t*, std::size_t, \

@@ -108,6 +108,10 @@ Kernels::~Kernels() { release(context_, context_.driver().module_unload, module_
 Kernels::Kernel Kernels::load(const char* name) const {
   Kernel kernel{nullptr, name};
   call(context_, context_.driver().module_get_function, &kernel.function, module_, name);
+  // The driver otherwise loads a kernel at its first launch, and may wait there for all work of the context:
+  // for ever, if that work waits for what the launching thread does next.
+  const auto& func_load = context_.driver().func_load;
+  if (func_load) call(context_, func_load, kernel.function);
   return kernel;
 }
 
