@@ -36,6 +36,7 @@ PARTS = {
     "gains": ("gpu-gains.json", 1),
     "run": ("gpu-run.json", 1),
     "park": ("gpu-park.json", 1),
+    "replay": ("gpu-replay.json", 1),
     "pictures": ("gpu-pictures.json", 1),
     "training": ("gpu-training.json", 1),
     "groups": ("gpu-groups.json", 2),

@@ -318,6 +318,17 @@ def swapped(part: Any) -> Cell:
     return Cell(f"{swap['swap_s']:.3f} s", f"{swap['one_way_s']:.3f} s, {swap['times']:.2f} x", swap["times"] <= 1.1)
 
 
+def replayed(part: Any) -> Cell:
+    ours, theirs = part["gbps"]["penstock.ReplayBuffer"]["sampled"], part["gbps"]["shared tensors"]["sampled"]
+    return Cell(f"{ours:.1f} GB/s", f"{theirs:.1f} GB/s, {ours / theirs:.1f} x", ours >= 45)
+
+
+def kept_writing(part: Any) -> Cell:
+    rates = part["gbps"]["penstock.ReplayBuffer"]
+    kept = rates["written"] / rates["written alone"]
+    return Cell(f"{rates['written']:.1f} GB/s", f"{rates['written alone']:.1f} GB/s, {kept:.0%}", kept >= 0.95)
+
+
 def pictures(way: str, beside: str, least: float | None = None) -> Callable[[Any], Cell]:
     """Of pictures.py: images a second."""
     return lambda part: compared(*(part["ways"][name]["rate"] for name in (way, beside)), "images/s", least)
@@ -432,6 +443,10 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
         ("the first `park`", "`.to('cpu')`", "15 x", trip("penstock, first", "down", ".to('cpu')", 15)),
         ("a frozen model and 1 % of it, again", "all of it", "20 x", skipped),
         ("two models in turn, `swap`", "one direction", "1.1 x", swapped),
+    ),
+    "replay": (
+        ("512 rows of 4x84x84 while 8 processes write, `ReplayBuffer`", "shared tensors", "45 GB/s", replayed),
+        ("what the 8 processes write meanwhile", "alone", "95 %", kept_writing),
     ),
     "pictures": (
         ("JPEGs of 500x375, train transforms, `Pictures`", PILLOW, "2.5 x", pictures(PICTURES, PILLOW, 2.5)),
