@@ -144,27 +144,19 @@ void OutputFile::keep_off(const fs::path& other, std::string_view what) const {
 }
 
 void OutputFile::write(std::string_view text) {
-  write_pieces([text](FunctionRef<void(std::string_view)> sink) { sink(text); });
-}
-
-void OutputFile::write_pieces(FunctionRef<void(FunctionRef<void(std::string_view)>)> make) {
-  const auto make_in_place = [&make](int descriptor, std::string_view name) {
-    make([descriptor, name](std::string_view text) { write_to(descriptor, text, name); });
-  };
   if (file_.empty()) return;
-  if (is_standard_output()) return make_in_place(STDOUT_FILENO, "standard output");
-  if (descriptor_ >= 0) return make_in_place(descriptor_, file_);
-  try {
-    return replace_file_by_parts(target_, [&make](FileSink sink) {
-      make([&sink](std::string_view text) { sink(std::as_bytes(std::span(text))); });
-    });
-  } catch (const FileError& error) {
-    // A mounted file, or another user's in /tmp, may be written but not replaced.
-    if (error.code() != EBUSY && error.code() != EPERM) refuse(file_, error.code());
+  if (is_standard_output()) return write_to(STDOUT_FILENO, text, "standard output");
+  if (descriptor_ < 0) {
+    try {
+      return replace_file(target_, std::as_bytes(std::span(text)));
+    } catch (const FileError& error) {
+      // A mounted file, or another user's in /tmp, may be written but not replaced.
+      if (error.code() != EBUSY && error.code() != EPERM) refuse(file_, error.code());
+    }
+    descriptor_ = ::open(target_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+    if (descriptor_ < 0) refuse(file_, errno);
   }
-  descriptor_ = ::open(target_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
-  if (descriptor_ < 0) refuse(file_, errno);
-  make_in_place(descriptor_, file_);
+  write_to(descriptor_, text, file_);
 }
 
 void run_all(std::initializer_list<std::function<void()>> steps) {

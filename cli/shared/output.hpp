@@ -1,7 +1,5 @@
 #pragma once
 
-#include <penstock/core/function_ref.hpp>
-
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
@@ -43,9 +41,6 @@ class OutputFile {
   /// Called once. Throws Error that names the file. If the user asks to stop while a reader keeps the command
   /// waiting, throws Interrupted.
   void write(std::string_view text);
-  /// The same for a text that `make` gives to its argument in pieces. `make` is called again if the file can
-  /// be written but not replaced.
-  void write_pieces(FunctionRef<void(FunctionRef<void(std::string_view)>)> make);
 
  private:
   std::string option_;

@@ -35,9 +35,6 @@ void add_report(CLI::App& command, DoctorOptions& options) {
            "Link profile of the machine that was recorded; for a program, in place of the stored one");
   add_file(command, "--html", options.html,
            "Write a page with the account, the findings and all their places to FILE");
-  add_file(
-      command, "--perfetto", options.perfetto,
-      "Write what was recorded and found to FILE, for ui.perfetto.dev; a name that ends in .gz packs it");
   add_json(command, options.json, "the verdict");
 }
 
@@ -93,7 +90,7 @@ void add_read(CLI::App& doctor, DoctorOptions& options) {
       "  penstock doctor read trace.json\n"
       "  penstock doctor read rank0.json rank1.json\n"
       "      who keeps the others waiting?\n"
-      "  penstock doctor read trace.json --html report.html --perfetto found.json.gz\n"
+      "  penstock doctor read trace.json --html report.html\n"
       "  penstock doctor read trace.json --budget budget.txt --json -\n"
       "      in continuous integration");
 }

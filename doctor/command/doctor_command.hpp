@@ -29,7 +29,6 @@ struct DoctorOptions {
   std::string profile;               ///< link profile of the machine that was recorded, empty for none
   std::string json;                  ///< file, "-" for standard output, empty for none
   std::string html;                  ///< file for a page, empty for none
-  std::string perfetto;              ///< file for a trace in Chrome's format, empty for none
 };
 /// In place of a line: the program as it is, under `penstock run`.
 inline constexpr std::string_view kUnderRun = "penstock run";

@@ -37,7 +37,6 @@ constexpr int kFailed = 1;
 
 struct Examined {
   std::vector<TraceReport> reports;  ///< of the processes that used a GPU
-  Timeline drawn;                    ///< that of the first one, if a trace of it is asked for
   std::vector<std::string> remarks;  ///< about the others, if there are no reports
   std::vector<std::string> unread;   ///< about recordings that cannot be read
 };
@@ -51,8 +50,6 @@ Examined examine(const Examiner& examiner, const fs::path& folder, const std::st
     if (used_gpu(recording.timeline)) {
       examined.reports.push_back(examiner.examine(process, recording.timeline));
       examined.reports.back().process = recording.process;
-      if (examiner.draws_trace() && examined.reports.size() == 1)
-        examined.drawn = std::move(recording.timeline);
       continue;
     }
     std::string remark = process + ": no work of a GPU was recorded.";
@@ -96,17 +93,6 @@ std::string report_text(const Examined& examined, std::size_t columns) {
   }
   for (const std::string& remark : examined.unread) text += remark + "\n";
   return text;
-}
-
-/// What is drawn, unless it is all there is.
-std::string drawn_text(const Examined& examined, const Examiner& examiner) {
-  if (!examiner.draws()) return "";
-  if (examined.reports.empty()) return "Nothing was drawn: no work of a GPU was recorded.\n";
-  if (!examiner.draws_trace() || examined.reports.size() == 1) return "";
-  return fmt::format(
-      "Drawn is {}, the first of {} with work of a GPU. Of what --record keeps in FOLDER, penstock doctor "
-      "FOLDER/PROCESS.penstock draws another one.\n",
-      examined.reports.front().file, examined.reports.size());
 }
 
 /// A program that was run, or a folder of recordings.
@@ -287,7 +273,8 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (verification) text += verification_text(*verification, run, columns);
     if (has_budget && !quiet && !why_not_kept(examined).empty())
       text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
-    text += drawn_text(examined, examiner);
+    if (examiner.has_page() && examined.reports.empty())
+      text += "There is no page: no work of a GPU was recorded.\n";
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
   };
   const auto write_json = [&] {
@@ -301,10 +288,7 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
   const auto write_page = [&] {
     if (!examined.reports.empty()) examiner.write_page(examined.reports, remark_lines(verification));
   };
-  const auto write_trace = [&] {
-    if (!examined.reports.empty()) examiner.write_trace(examined.drawn, examined.reports.front().diagnosis);
-  };
-  run_all({tell, write_json, write_page, write_trace});
+  run_all({tell, write_json, write_page});
 }
 
 int report_folder(Examiner& examiner, const DoctorOptions& options) {

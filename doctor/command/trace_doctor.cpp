@@ -5,7 +5,6 @@
 #include "doctor/command/doctor_command.hpp"
 #include "doctor/read/recording_format.hpp"
 #include "doctor/read/torch_trace.hpp"
-#include "doctor/report/chrome_trace.hpp"
 #include "doctor/report/rank_comparison.hpp"
 #include "doctor/report/trace_page.hpp"
 #include "doctor/timeline/device_activity.hpp"
@@ -96,22 +95,16 @@ std::vector<LinkProfile> profiles_here(const Environment& environment) {
 }  // namespace
 
 Examiner::Examiner(const DoctorOptions& options, const Environment& environment)
-    : json_("--json", options.json),
-      html_("--html", options.html),
-      perfetto_("--perfetto", options.perfetto),
-      packs_(options.perfetto.ends_with(".gz")),
-      has_budget_(!options.budget.empty()) {
+    : json_("--json", options.json), html_("--html", options.html), has_budget_(!options.budget.empty()) {
   html_.keep_off(options.json, "the file of --json");
-  perfetto_.keep_off(options.json, "the file of --json");
-  perfetto_.keep_off(options.html, "the file of --html");
   int streams = 0;
-  for (OutputFile* file : {&json_, &html_, &perfetto_}) {
+  for (OutputFile* file : {&json_, &html_}) {
     for (const std::string& trace : options.traces) file->keep_off(trace, "the trace");
     file->keep_off(options.budget, "the budget");
     file->keep_off(options.profile, "the link profile");
     if (file->is_standard_output()) ++streams;
   }
-  if (streams > 1) throw UsageError("only one of --json, --html and --perfetto may be -; name files");
+  if (streams > 1) throw UsageError("only one of --json and --html may be -; name a file");
   has_standard_output_ = streams == 1;
   if (has_budget_) budget_ = parse_budget(read_text(options.budget), options.budget);
   if (options.profile.empty()) {
@@ -169,11 +162,6 @@ void Examiner::write_page(std::span<const TraceReport> reports, const std::vecto
   if (html_) html_.write(trace_page(reports, verified));
 }
 
-void Examiner::write_trace(const Timeline& timeline, const Diagnosis& diagnosis) {
-  if (!perfetto_) return;
-  perfetto_.write_pieces([&](TextSink sink) { write_chrome_trace(timeline, diagnosis, sink, packs_); });
-}
-
 namespace {
 
 std::string traces_json(std::span<const TraceReport> reports) {
@@ -183,12 +171,6 @@ std::string traces_json(std::span<const TraceReport> reports) {
              {"comparison", compare_ranks(rank_figures(reports))}};
   for (const TraceReport& report : reports) value["traces"].push_back(trace_json(report));
   return json_text(value);
-}
-
-std::string drawn_text(std::span<const TraceReport> reports, const Examiner& examiner) {
-  if (reports.size() == 1 || !examiner.draws_trace()) return "";
-  return fmt::format("\nDrawn is {}, the first trace. Pass another one first to draw that.\n",
-                     one_line(reports.front().file));
 }
 
 /// True of a folder, and of a recording.
@@ -219,23 +201,16 @@ int run_trace_doctor(const DoctorOptions& options, const Environment& environmen
     return run_recording_doctor(options, environment);
   refuse_unfit_traces(options);
   Examiner examiner(options, environment);
-  Timeline drawn;
   std::vector<TraceReport> reports;
-  for (const std::string& trace : options.traces) {
-    Timeline timeline = read_torch_trace(trace);
-    reports.push_back(examiner.examine(trace, timeline));
-    if (reports.size() == 1) drawn = std::move(timeline);
-  }
+  for (const std::string& trace : options.traces)
+    reports.push_back(examiner.examine(trace, read_torch_trace(trace)));
   const auto write_json = [&] {
     if (examiner.json()) examiner.json().write(traces_json(reports));
   };
   const auto tell = [&] {
-    const std::string drawing = drawn_text(reports, examiner);
-    if (examiner.has_standard_output()) return say(drawing);
-    print(reports_text(reports, terminal_columns(STDOUT_FILENO)) + drawing);
+    if (!examiner.has_standard_output()) print(reports_text(reports, terminal_columns(STDOUT_FILENO)));
   };
-  run_all({write_json, [&] { examiner.write_page(reports); },
-           [&] { examiner.write_trace(drawn, reports.front().diagnosis); }, tell});
+  run_all({write_json, [&] { examiner.write_page(reports); }, tell});
   return std::ranges::max(reports | std::views::transform(Examiner::status));
 }
 

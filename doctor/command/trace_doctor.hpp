@@ -26,14 +26,10 @@ class Examiner {
   [[nodiscard]] static int status(const TraceReport& report);
   /// The file of --json.
   [[nodiscard]] OutputFile& json() noexcept { return json_; }
-  /// True if a page or a trace is asked for.
-  [[nodiscard]] bool draws() const noexcept { return html_ || perfetto_; }
-  /// True if a trace is. It is of one process.
-  [[nodiscard]] bool draws_trace() const noexcept { return bool(perfetto_); }
+  /// True if a page is asked for.
+  [[nodiscard]] bool has_page() const noexcept { return bool(html_); }
   /// Writes the page, if it is asked for. `verified` is as in trace_page().
   void write_page(std::span<const TraceReport> reports, const std::vector<std::string>& verified = {});
-  /// Writes the trace, if it is asked for.
-  void write_trace(const Timeline& timeline, const Diagnosis& diagnosis);
   /// One of the files is standard output, so nothing else may go there.
   [[nodiscard]] bool has_standard_output() const noexcept { return has_standard_output_; }
 
@@ -45,8 +41,6 @@ class Examiner {
 
   OutputFile json_;
   OutputFile html_;
-  OutputFile perfetto_;
-  bool packs_ = false;
   bool has_standard_output_ = false;
   std::optional<LinkProfile> named_;  ///< by --profile
   std::vector<LinkProfile> here_;     ///< of this machine's GPUs, if the program runs on it

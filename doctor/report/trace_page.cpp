@@ -218,7 +218,7 @@ std::string trace_page(std::span<const TraceReport> reports, const std::vector<s
   const std::string file = printable(has_one ? reports.front().file : program_name(reports.front()));
   constexpr std::string_view kAccounts =
       "The wall-clock time of each GPU. Its parts add up; of each moment, the first of them that is true "
-      "counts. To see the steps one by one, pass `--perfetto FILE`, and open FILE in ui.perfetto.dev.";
+      "counts.";
   return page_html(
       {.command = "penstock doctor",
        .title = std::filesystem::path(file).filename().string(),

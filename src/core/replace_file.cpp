@@ -143,13 +143,13 @@ void write_folder_to_disk(const fs::path& folder) {
   ::close(descriptor);
 }
 
-/// `bytes`: how many there will be, 0 if that is not known.
-bool write_new(const fs::path& place, bool is_nameless, std::size_t bytes, FunctionRef<void(FileSink)> make,
+/// False if the file system has no files without a name, and `is_nameless`.
+bool write_new(const fs::path& place, bool is_nameless, std::span<const std::byte> content,
                const std::atomic<bool>* stop) {
   NewFile written(place, is_nameless, stop);
   if (!written.is_open()) return false;
-  written.reserve(bytes);
-  make([&written](std::span<const std::byte> part) { written.write(part); });
+  written.reserve(content.size());
+  written.write(content);
   if (!written.take_name()) return false;
   written.move_into_place();
   return true;
@@ -171,21 +171,12 @@ fs::path place_of(const fs::path& file) {
   return place;
 }
 
-void replace(const fs::path& file, std::size_t bytes, FunctionRef<void(FileSink)> make,
-             const std::atomic<bool>* stop) {
-  const fs::path place = place_of(file);
-  if (!write_new(place, true, bytes, make, stop)) write_new(place, false, bytes, make, stop);
-  write_folder_to_disk(place.parent_path());
-}
-
 }  // namespace
 
 void replace_file(const fs::path& file, std::span<const std::byte> content, const std::atomic<bool>* stop) {
-  replace(file, content.size(), [content](FileSink sink) { sink(content); }, stop);
-}
-
-void replace_file_by_parts(const fs::path& file, FunctionRef<void(FileSink)> make) {
-  replace(file, 0, make, nullptr);
+  const fs::path place = place_of(file);
+  if (!write_new(place, true, content, stop)) write_new(place, false, content, stop);
+  write_folder_to_disk(place.parent_path());
 }
 
 }  // namespace penstock

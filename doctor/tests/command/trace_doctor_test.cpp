@@ -154,14 +154,13 @@ TEST_F(TraceDoctor, SpeaksOfTheRecordingIfThereAreNoSteps) {
   text.insert(wait, event("user_annotation", "enumerate(DataLoader)#x.__next__", 4000, 5000) +
                         event("kernel", "last", 5000, 5010, R"({"device":0,"stream":7,"correlation":99})"));
   write("trace.json", text);
-  const CommandResult result = examine({"--html", path("page.html"), "--perfetto", path("found.json")});
+  const CommandResult result = examine({"--html", path("page.html")});
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_THAT(result.output,
               AllOf(HasSubstr("GPU 0 (A GPU): 5.01 ms, no steps found\n"),
                     HasSubstr("gain: at most 1.61 ms of the recording"),
                     HasSubstr("waits for its loader: 1.00 ms of 5.01 ms."), Not(HasSubstr("of a step"))));
   EXPECT_THAT(read("page.html"), AllOf(HasSubstr("ms of the recording, "), Not(HasSubstr("of a step,"))));
-  EXPECT_THAT(read("found.json"), AllOf(HasSubstr("\"gain, to (s)\""), Not(HasSubstr("gain of a step"))));
 }
 
 TEST_F(TraceDoctor, WritesTheSameAsJson) {
@@ -237,23 +236,6 @@ TEST_F(TraceDoctor, WritesTextAndAFile) {
   EXPECT_EQ(json::parse(read("out.json"))["events"], 41);
 }
 
-TEST_F(TraceDoctor, WritesATraceForPerfetto) {
-  const CommandResult result =
-      examine({"--perfetto", path("plain.json"), "--html", path("p.html"), "--json", path("out.json")});
-  ASSERT_EQ(result.status, 0) << result.errors;
-  EXPECT_EQ(result.output, examine().output);
-  const json plain = json::parse(read("plain.json"));
-  std::map<std::string, int> categories;
-  for (const json& written : plain["traceEvents"]) ++categories[written.value("cat", "none")];
-  EXPECT_EQ(categories["kernel"], 5);
-  EXPECT_EQ(categories["copy"], 5);
-  EXPECT_EQ(categories["finding"], 1);
-  EXPECT_EQ(json::parse(read("out.json"))["events"], 41);
-  ASSERT_EQ(examine({"--perfetto", path("packed.json.gz")}).status, 0);
-  const CommandResult unpacked = command_.run_script("gzip -dc packed.json.gz");
-  EXPECT_EQ(json::parse(unpacked.output), plain);
-}
-
 TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
   write("budget.txt", "no pageable-copies\n");
   const CommandResult result = examine({"--html", path("page.html"), "--budget", path("budget.txt")});
@@ -267,8 +249,7 @@ TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
         "class=\"severity medium\">medium</span>pageable-copies",
         "<li>train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms</li>",
         "<pre>for batch in penstock.feed(loader): ...; penstock.to_device(x) ",
-        "<pre>DataLoader(..., pin_memory=True), or ", "<li>Waiting for data: the thread",
-        "pass <code>--perfetto FILE</code>"}) {
+        "<pre>DataLoader(..., pin_memory=True), or ", "<li>Waiting for data: the thread"}) {
     EXPECT_THAT(page, HasSubstr(words));
   }
   for (const char* loader : {"src=", "href=", "<link", "@import", "url(", "<script"}) {
@@ -316,42 +297,39 @@ TEST_F(TraceDoctor, LetsTheNameOfAnotherDeviceForgeNothing) {
 
 TEST_F(TraceDoctor, LetsNamesOfATraceRunNothingInThePage) {
   write("trace.json", trace_text(R"(a.py(1): </script><script>evil()</script>{{data}}\u202e\u0007\udcff)"));
-  const CommandResult result = examine({"--html", path("page.html"), "--perfetto", path("found.json")});
+  const CommandResult result = examine({"--html", path("page.html")});
   ASSERT_EQ(result.status, 0) << result.errors;
   const std::string page = read("page.html");
   EXPECT_THAT(page, HasSubstr("<li>a.py(1): &lt;/script&gt;&lt;script&gt;evil()&lt;/script&gt;{{data}}"));
   EXPECT_THAT(page, Not(HasSubstr("<script>evil")));
   for (const char* odd : {"\u202e", "\a", "\xed\xb3\xbf"}) EXPECT_THAT(page, Not(HasSubstr(odd)));
-  EXPECT_TRUE(json::accept(read("found.json")));
 }
 
 TEST_F(TraceDoctor, WritesOneThingToStandardOutput) {
   const CommandResult page = examine({"--html", "-"});
   EXPECT_THAT(page.output, AllOf(StartsWith("<!DOCTYPE html>"), EndsWith("</html>\n")));
-  const CommandResult trace = examine({"--perfetto", "-", "--json", path("out.json")});
-  EXPECT_TRUE(json::parse(trace.output).contains("traceEvents"));
-  expect_complaint(examine({"--html", "-", "--json", "-"}), 2, "only one of --json, --html and --perfetto");
+  const CommandResult verdict = examine({"--json", "-", "--html", path("page.html")});
+  EXPECT_EQ(json::parse(verdict.output)["events"], 41);
+  expect_complaint(examine({"--html", "-", "--json", "-"}), 2, "only one of --json and --html");
 }
 
 TEST_F(TraceDoctor, NeverWritesOverWhatItReads) {
   write("budget.txt", "no round-trips\n");
   for (const char* name : {"trace.json", "budget.txt", "link.json"}) {
-    for (const char* option : {"--json", "--html", "--perfetto"}) {
+    for (const char* option : {"--json", "--html"}) {
       const CommandResult result =
           examine({"--budget", path("budget.txt"), "--profile", path("link.json"), option, path(name)});
       expect_complaint(result, 2, "would overwrite");
     }
   }
   expect_complaint(examine({"--html", path("a"), "--json", path("a")}), 2, "the file of --json");
-  expect_complaint(examine({"--perfetto", path("a"), "--json", path("a")}), 2, "the file of --json");
-  expect_complaint(examine({"--perfetto", path("a"), "--html", path("a")}), 2, "the file of --html");
   EXPECT_EQ(read("trace.json"), trace_text());
 }
 
 TEST_F(TraceDoctor, KeepsAnOldFileIfTheTraceIsDamaged) {
   write("out.json", "old");
   write("trace.json", trace_text().substr(0, 1000));
-  for (const char* option : {"--json", "--html", "--perfetto"}) {
+  for (const char* option : {"--json", "--html"}) {
     expect_complaint(examine({option, path("out.json")}), 1, "byte 1000 of the text");
     EXPECT_EQ(read("out.json"), "old");
   }

@@ -611,26 +611,6 @@ TEST_F(Recorder, TellsInTheJsonWhetherABudgetIsKept) {
   EXPECT_TRUE(told("steps=20", false).is_null());
 }
 
-TEST_F(Recorder, DrawsTheProcessThatIsNamed) {
-  const CommandResult first =
-      run_script("$PROGRAM init steps=20; $PROGRAM init pinned=40",
-                 {"--json", path("report.json"), "--record", path("run"), "--perfetto", path("drawn.json")});
-  ASSERT_EQ(first.status, 0) << first.errors;
-  const std::string of_first = read("drawn.json");
-  const json processes = read_report().at("processes");
-  const std::string names[] = {processes[0].at("trace"), processes[1].at("trace")};
-  EXPECT_THAT(first.errors,
-              HasSubstr("Drawn is " + names[0] +
-                        ", the first of 2 with work of a GPU. Of what --record keeps in "
-                        "FOLDER, penstock doctor FOLDER/PROCESS.penstock draws another one.\n"));
-  const std::string number = std::to_string(processes[1].at("process").get<int>());
-  const CommandResult second =
-      command_.run({"doctor", path("run/" + number + ".penstock"), "--perfetto", path("drawn.json")});
-  ASSERT_EQ(second.status, 0) << second.errors;
-  EXPECT_THAT(second.output, Not(HasSubstr("Drawn is")));
-  EXPECT_NE(read("drawn.json"), of_first);
-}
-
 TEST_F(Recorder, ShowsAllProcessesOnOnePage) {
   write("budget", "no pageable-copies\n");
   const CommandResult result =

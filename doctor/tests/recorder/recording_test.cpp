@@ -2,7 +2,6 @@
 
 #include "doctor/read/recording_format.hpp"
 #include "doctor/recorder/recording_file.hpp"
-#include "doctor/report/chrome_trace.hpp"
 #include "doctor/rules/findings.hpp"
 #include "doctor/timeline/frame_names.hpp"
 #include "support/matchers.hpp"
@@ -615,10 +614,6 @@ TEST(Recordings, WaitsForTwoLoadersDoNotOverlap) {
 
 TEST(Recordings, WaitsAndTheirLinesNestBesideOtherWaitsAndCalls) {
   const Timeline timeline = parse(waiting_for_two_loaders().bytes()).timeline;
-  std::string trace;
-  write_chrome_trace(timeline, diagnose_timeline(timeline), [&](std::string_view piece) { trace += piece; });
-  EXPECT_THAT(trace, HasSubstr("\"loader\""));
-  EXPECT_THAT(trace, Not(HasSubstr("thread 0 (2)")));
   std::vector<TimelineHostSpan> spans;
   std::ranges::copy_if(timeline.host, std::back_inserter(spans),
                        [](const TimelineHostSpan& span) { return span.time.begin > 9'210'000; });

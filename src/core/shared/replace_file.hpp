@@ -1,7 +1,5 @@
 #pragma once
 
-#include <penstock/core/function_ref.hpp>
-
 #include <atomic>
 #include <cstddef>
 #include <filesystem>
@@ -20,12 +18,5 @@ namespace penstock {
 /// Closed soon after `*stop` became true. Thread-safe: of several calls for one file the last one stays.
 void replace_file(const std::filesystem::path& file, std::span<const std::byte> content,
                   const std::atomic<bool>* stop = nullptr);
-
-/// Takes the next part of a file's content.
-using FileSink = FunctionRef<void(std::span<const std::byte>)>;
-/// The same for content that `make` gives to its argument part by part, so that it needs little memory.
-/// `make` is called again, from the beginning on, if the file system cannot do without a name. Passes on what
-/// `make` throws.
-void replace_file_by_parts(const std::filesystem::path& file, FunctionRef<void(FileSink)> make);
 
 }  // namespace penstock
