@@ -11,6 +11,8 @@ import pathlib
 import resource
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -494,6 +496,52 @@ def test_any_failure_leaves_it_as_it_was(home, monkeypatch, small_parts, tmp_pat
         if not faults.met:
             break
     assert turn > 5
+
+
+def test_memory_is_pinned_beside_the_copies(home, monkeypatch, small_parts):
+    """The blocks of two parts are made at once, and the later ones while earlier parts are copied."""
+    both, copied, make_block = threading.Barrier(2, timeout=60), threading.Event(), _core.ParkedBlock
+    turns = itertools.count()
+
+    def block(*arguments):
+        turn = next(turns)
+        if turn < 2:
+            both.wait()
+        else:
+            assert copied.wait(60)
+        return make_block(*arguments)
+
+    down = _parts.Part.down
+    monkeypatch.setattr(_core, "ParkedBlock", block)
+    monkeypatch.setattr(_parts.Part, "down", lambda part: (down(part), copied.set())[0])
+    tensors = [torch.rand(700, device=home) for _ in range(6)]
+    before = seen(tensors)
+    parked = penstock.park(tensors)
+    assert next(turns) == 6
+    parked.resume()
+    assert_as_it_was(tensors, before)
+
+
+def test_after_an_error_no_more_memory_is_taken(home, monkeypatch, small_parts):
+    made, failed, make_block = [], threading.Event(), _core.ParkedBlock
+
+    def block(*arguments):
+        made.append(arguments)
+        if len(made) > 2:
+            assert failed.wait(60)
+            time.sleep(0.01)  # the error is on its way
+        return make_block(*arguments)
+
+    def down(part):
+        failed.set()
+        raise penstock.DeviceError("a fault")
+
+    monkeypatch.setattr(_core, "ParkedBlock", block)
+    monkeypatch.setattr(_parts.Part, "down", down)
+    tensors = [torch.rand(700, device=home) for _ in range(50)]
+    with pytest.raises(penstock.DeviceError, match="a fault"):
+        penstock.park(tensors)
+    assert len(made) < 50
 
 
 def files_in(folder):

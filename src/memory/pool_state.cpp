@@ -123,7 +123,8 @@ Buffer PoolState::allocate(std::size_t bytes) {
     const Lock lock(mutex_);
     if (auto buffer = take_or_reclaim(need, bytes)) return std::move(*buffer);
   }
-  const std::lock_guard growing(growing_);
+  std::unique_lock growing(growing_, std::defer_lock);
+  if (need <= options_.segment_bytes) growing.lock();
   try {
     return grow(need, bytes);
   } catch (const OutOfMemory&) {
@@ -154,8 +155,7 @@ Buffer PoolState::allocate_wait(std::size_t bytes) {
 }
 
 bool PoolState::pending_could_serve(std::size_t need) const noexcept {
-  const std::size_t left = options_.budget_bytes - statistics_.reserved_bytes;
-  return arena_.pending_could_free(need, need > left ? need - left : 0);
+  return arena_.pending_could_free(need, need > room() ? need - room() : 0);
 }
 
 void PoolState::reserve(std::size_t bytes) {
@@ -299,6 +299,7 @@ Buffer PoolState::grow(std::size_t need, std::size_t bytes) {
 }
 
 void PoolState::admit(Segment segment) {
+  arriving_bytes_ -= segment.bytes;
   try {
     arena_.add(segment);
   } catch (...) {
@@ -309,29 +310,42 @@ void PoolState::admit(Segment segment) {
 }
 
 Segment PoolState::new_segment(std::size_t need, std::size_t bytes) {
-  const std::size_t room = make_room(need, bytes) & ~(options_.alignment - 1);
-  const std::size_t usual = align_up(options_.segment_bytes, options_.alignment);
-  const std::size_t ask = std::max(need, std::min(usual, room));
+  std::size_t ask = make_room(need, bytes);
+  const auto ask_for = [&](std::size_t less) {
+    const Lock lock(mutex_);
+    arriving_bytes_ -= ask - less;
+    ask = less;
+  };
   try {
-    return take_from_upstream(ask);
-  } catch (const OutOfMemory&) {
-    if (return_idle(kEverything) == 0 && ask == need) throw;
+    try {
+      return take_from_upstream(ask);
+    } catch (const OutOfMemory&) {
+      if (return_idle(kEverything) == 0 && ask == need) throw;
+    }
+    ask_for(need);
+    return take_from_upstream(need);
+  } catch (...) {
+    ask_for(0);
+    throw;
   }
-  return take_from_upstream(need);
 }
 
 std::size_t PoolState::make_room(std::size_t need, std::size_t bytes) {
-  const auto room = [this] { return options_.budget_bytes - statistics_.reserved_bytes; };
-  std::size_t missing = 0;
-  {
-    const Lock lock(mutex_);
-    if (need <= room()) return room();
-    missing = need - room();
-    if (arena_.idle_bytes() < missing) missing = 0;
+  for (;;) {  // again if another thread has taken what went back
+    std::size_t missing = 0;
+    {
+      const Lock lock(mutex_);
+      if (need <= room()) {
+        const std::size_t usual = align_up(options_.segment_bytes, options_.alignment);
+        const std::size_t ask = std::max(need, std::min(usual, room() & ~(options_.alignment - 1)));
+        arriving_bytes_ += ask;
+        return ask;
+      }
+      missing = need - room();
+      if (arena_.idle_bytes() < missing) missing = 0;
+    }
+    if (missing == 0 || return_idle(missing) < missing) throw refusal(bytes);
   }
-  if (missing == 0 || return_idle(missing) < missing) throw refusal(bytes);
-  const Lock lock(mutex_);
-  return room();
 }
 
 Segment PoolState::take_from_upstream(std::size_t bytes) {

@@ -18,9 +18,10 @@
 
 namespace penstock {
 
-/// The state that a Pool and its buffers share. It has two locks. The one thread that calls upstream holds
-/// `growing_`. `mutex_` guards the bookkeeping and is never held across a call to upstream. `growing_` is
-/// taken first.
+/// The state that a Pool and its buffers share. It has two locks. `mutex_` guards the bookkeeping and is
+/// never held across a call to upstream. A thread that asks upstream for a segment that others may share
+/// holds `growing_`, so that they wait for it. `growing_` is taken first. Larger buffers have segments of
+/// their own, and several threads ask upstream for these at once.
 class PoolState : public std::enable_shared_from_this<PoolState> {
  public:
   /// The last owner waits for pending releases and returns all memory to upstream. In a forked child it
@@ -68,12 +69,17 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   void reclaim_oldest() noexcept;
   void reclaim_all();
   [[nodiscard]] bool pending_could_serve(std::size_t need) const noexcept;
+  [[nodiscard]] std::size_t room() const noexcept {
+    return options_.budget_bytes - statistics_.reserved_bytes - arriving_bytes_;
+  }
+  void admit(Segment segment);
   void wait_for_change(Lock& lock);
 
-  // Called with growing_ held, and mutex_ not.
+  // Called with mutex_ not held, and with growing_ held if others may share the segment.
   [[nodiscard]] Buffer grow(std::size_t need, std::size_t bytes);
-  void admit(Segment segment);
+  /// A segment that still counts in `arriving_bytes_`, until it is admitted.
   [[nodiscard]] Segment new_segment(std::size_t need, std::size_t bytes);
+  /// How large the segment may be. Counts it in `arriving_bytes_`.
   [[nodiscard]] std::size_t make_room(std::size_t need, std::size_t bytes);
   [[nodiscard]] Segment take_from_upstream(std::size_t bytes);
   std::size_t return_idle(std::size_t bytes) noexcept;
@@ -89,6 +95,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   std::condition_variable changed_;
   std::uint64_t frees_ = 0;  // bumped when a block becomes free
   std::size_t waiters_ = 0;
+  std::size_t arriving_bytes_ = 0;  // of segments that upstream is asked for
   Arena arena_;
   Releases pending_;  // oldest first
   Releases spare_;

@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <future>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
@@ -337,6 +339,55 @@ TEST_F(PoolTest, ThreadsThatFindNoMemoryShareOneSegment) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(upstream_->attempts(), 1u);
   EXPECT_EQ(pool.statistics().used_bytes, 16 * kMiB);
+}
+
+/// Waits until two threads are in a function of a test, or for long if they never are.
+class Both {
+ public:
+  bool meet() {
+    std::unique_lock lock(mutex_);
+    ++inside_;
+    changed_.notify_all();
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return inside_ >= 2; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int inside_ = 0;
+};
+
+TEST_F(PoolTest, UpstreamIsAskedForSeveralLargeSegmentsAtOnce) {
+  Pool pool = make_pool({.budget_bytes = 16 * kMiB, .segment_bytes = kMiB});
+  Both both;
+  std::atomic<int> met{0};
+  hooks_->before_allocate = [&](std::size_t) { met += both.meet() ? 1 : 0; };
+  auto other = std::async(std::launch::async, [&] { return pool.allocate(4 * kMiB); });
+  const Buffer one = pool.allocate(4 * kMiB);
+  EXPECT_EQ(other.get().size(), 4 * kMiB);
+  EXPECT_EQ(met, 2);
+  EXPECT_EQ(pool.statistics().reserved_bytes, 8 * kMiB);
+  EXPECT_EQ(upstream_->live_bytes(), 8 * kMiB);
+}
+
+TEST_F(PoolTest, WhatUpstreamIsAskedForCountsInTheBudget) {
+  Pool pool = make_pool({.budget_bytes = 6 * kMiB, .segment_bytes = kMiB});
+  std::promise<void> entered;
+  std::promise<void> leave;
+  hooks_->before_allocate = [&](std::size_t bytes) {
+    if (upstream_->attempts() > 1) return;
+    entered.set_value();
+    leave.get_future().wait();
+    throw OutOfMemory("upstream", bytes, 0, 0);
+  };
+  auto fails = std::async(std::launch::async, [&] { return pool.allocate(4 * kMiB); });
+  entered.get_future().wait();
+  EXPECT_THROW(static_cast<void>(pool.allocate(4 * kMiB)), OutOfMemory);
+  const Buffer small = pool.allocate(2 * kMiB);
+  leave.set_value();
+  EXPECT_THROW(static_cast<void>(fails.get()), OutOfMemory);
+  const Buffer large = pool.allocate(4 * kMiB);
+  EXPECT_EQ(upstream_->peak_bytes(), 6 * kMiB);
 }
 
 TEST_F(PoolTest, CachedMemoryIsServedWhileUpstreamIsBusy) {

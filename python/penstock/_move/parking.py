@@ -14,7 +14,7 @@ from typing import Any
 from .. import _core
 from .._engines import engine_of_gpu
 from .._errors import Closed, InvalidArgument, OutOfMemory, note, out_of_memory
-from .parts import PAGEABLE, PINNED, Found, Part, Where, find_storages, make_parts, refuse_fixed
+from .parts import PAGEABLE, PINNED, Found, Part, Where, find_storages, make_parts, refuse_fixed, with_blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Parked:
         found, skipped = self._plan()
         try:
             with _arriving() as passages:
-                for part in self._parts:
+                for part in with_blocks(self._parts):
                     passages.append(part.down())
             for part in self._parts:
                 part.empty()
@@ -284,8 +284,8 @@ def swap(out: Any, in_: Parked) -> Parked:
 def _exchange(leaving: Parked, coming: Parked) -> None:
     began = time.perf_counter()
     found, skipped = leaving._plan()
-    for part in leaving._parts:
-        part.block()  # takes memory of the host before anything is moved
+    for _ in with_blocks(leaving._parts):
+        pass  # takes memory of the host before anything is moved
     waiting = list(coming._parts)
     room: dict[str, int] = {}
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import concurrent.futures
 import mmap
 import os
 import sys
@@ -121,6 +122,10 @@ class Part:
     def is_down(self) -> bool:
         return any(slot.is_down for slot in self.slots)
 
+    @property
+    def has_block(self) -> bool:
+        return self._block is not None
+
     def block(self) -> _core.ParkedBlock:
         """Takes the room at the first call. Raises OutOfMemory and FileError."""
         if self._block is None:
@@ -235,6 +240,17 @@ def make_parts(found: list[Found], engines: dict[Any, _core.Engine], where: str)
             parts.append(part)
         part.add(each)
     return parts
+
+
+def with_blocks(parts: list[Part]) -> Iterator[Part]:
+    """The parts in turn, each once it has its block. Those of the next two are made meanwhile: while the driver locks
+    the pages of one, the host's threads make those of the other. Raises as Part.block."""
+    if all(part.has_block for part in parts):
+        yield from parts
+        return
+    with concurrent.futures.ThreadPoolExecutor(2) as makers:
+        for part, _ in zip(parts, makers.map(Part.block, parts), strict=True):  # if left early, it cancels the others
+            yield part
 
 
 def find_storages(things: Any) -> list[Found]:
