@@ -1,7 +1,10 @@
+#include <penstock/core/error.hpp>
 #include <penstock/device/backend.hpp>
 #include <penstock/device/event.hpp>
 #include <penstock/device/stream.hpp>
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
 namespace penstock {
@@ -53,6 +56,21 @@ void Stream::gather(const GatherRequest& request) const { backend_->gather(reque
 void Stream::split_rows(const SplitRequest& request) const { backend_->split_rows(request, handle_); }
 
 void Stream::fill_order(const OrderRequest& request) const { backend_->fill_order(request, handle_); }
+
+void Stream::hash(const HashRequest& request) const {
+  const auto is_aligned = [](const void* data) {
+    return data != nullptr && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+  };
+  if (!is_aligned(request.source) || !is_aligned(request.sums)) {
+    throw InvalidArgument("this memory cannot be hashed: it and its sums begin at multiples of 16 bytes");
+  }
+  backend_->hash(request, handle_);
+}
+
+std::size_t HashRequest::sum_count(std::uint64_t bytes) noexcept {
+  // One for each warp of blocks of 8. Each block has 128 KiB or more; 256 of them fill a GPU.
+  return 8 * std::clamp<std::uint64_t>(bytes >> 17, 1, 256);
+}
 
 void Stream::wait_value(const std::uint32_t* word, std::uint32_t value) const {
   backend_->stream_wait_value(handle_, word, value);

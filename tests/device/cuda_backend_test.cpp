@@ -107,6 +107,10 @@ class CudaBackend : public CudaTest {
                          .indices = reinterpret_cast<std::uint64_t*>(memory_)},
                         s);
          }},
+        {"cuLaunchKernel",
+         [&b, s, this] {
+           b.hash({.source = memory_, .bytes = 16, .sums = reinterpret_cast<HashSum*>(memory_ + 64)}, s);
+         }},
     };
   }
 

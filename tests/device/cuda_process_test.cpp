@@ -102,6 +102,8 @@ TEST_F(CudaProcess, ForkedChildGetsAClearError) {
               {.run = {.order = std::nullopt, .count = 1}, .indices = static_cast<std::uint64_t*>(memory)},
               s);
         });
+        refused(
+            [&] { backend.hash({.source = memory, .bytes = 16, .sums = static_cast<HashSum*>(memory)}, s); });
         refused([&] { static_cast<void>(open()); });
         backend.device_free(memory);
         backend.host_free(pinned);

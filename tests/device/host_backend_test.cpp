@@ -115,6 +115,13 @@ TEST(HostBackend, KernelsMustStayInside) {
   const OrderRequest order{.run = {.order = std::nullopt, .size = 10, .count = 4},
                            .indices = reinterpret_cast<std::uint64_t*>(end(24))};
   refused([&] { backend.fill_order(order, stream.native()); });
+  auto* const sums = reinterpret_cast<HashSum*>(block.data());
+  const std::size_t sum_bytes = HashRequest::sum_count(64) * sizeof(HashSum);
+  refused([&] { backend.hash({.source = end(48), .bytes = 64, .sums = sums}, stream.native()); });
+  refused([&] {
+    auto* const past = reinterpret_cast<HashSum*>(end(sum_bytes - 16));
+    backend.hash({.source = block.data(), .bytes = 64, .sums = past}, stream.native());
+  });
   const SplitRequest split{.rows = end(512),
                            .row_bytes = 512,
                            .count = 1,

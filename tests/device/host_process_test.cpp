@@ -73,6 +73,7 @@ TEST(HostFork, EveryEntryOfAChildRefusesAndEndsCleanly) {
     good &= refuses([&] { backend.gather({}, stream->native()); });
     good &= refuses([&] { backend.split_rows({}, stream->native()); });
     good &= refuses([&] { backend.fill_order({}, stream->native()); });
+    good &= refuses([&] { backend.hash({}, stream->native()); });
     backend.device_free(block);
     backend.host_free(pinned);
     backend.host_unregister(pinned);

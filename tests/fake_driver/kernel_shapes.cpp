@@ -12,6 +12,7 @@ std::size_t kernel_argument_bytes(const std::string& name) {
   if (name == "penstock_split_rows") return sizeof(SplitRowsArguments);
   if (name == "penstock_fill_order") return sizeof(FillOrderArguments);
   if (name == "penstock_render") return sizeof(RenderArguments);
+  if (name == "penstock_hash") return sizeof(HashArguments);
   return name == "penstock_occupy" ? sizeof(OccupyArguments) : 0;
 }
 
@@ -20,6 +21,7 @@ unsigned kernel_threads(const std::string& name) {
   if (name == "penstock_split_rows") return kSplitThreads;
   if (name == "penstock_fill_order") return kFillOrderThreads;
   if (name == "penstock_render") return kRenderThreads;
+  if (name == "penstock_hash") return kHashThreads;
   return name == "penstock_occupy" ? 1 : kGatherThreads;
 }
 

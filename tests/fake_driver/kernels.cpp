@@ -4,6 +4,7 @@
 // clang-format off: the second needs the first
 #include "own_kernels/gpu.hpp"
 #include "device/cuda/render_pixel.hpp"
+#include "device/hash_word.hpp"
 // clang-format on
 
 #include <chrono>
@@ -332,9 +333,26 @@ Result render(RenderArguments a) {
   return kSuccess;
 }
 
+Result hash(const HashArguments& a, unsigned blocks) {
+  if (!is_aligned(a.source, 16) || !is_aligned(a.parts, 16)) return kMisalignedAddress;
+  const std::uint64_t parts = std::uint64_t{blocks} * kHashThreads / 32;
+  const char* const from = reads(static_cast<const char*>(a.source), a.bytes);
+  char* const to = static_cast<char*>(memory().kernel_writes(address_of(a.parts), parts * sizeof(HashPart)));
+  if (from == nullptr || to == nullptr) return kIllegalAddress;
+  HashPart sum{0, 0};
+  for (std::uint64_t at = 0; at < a.bytes; at += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, from + at, a.bytes - at < 8 ? a.bytes - at : 8);
+    penstock::hash_word(at / 8, word, sum.low, sum.high);
+  }
+  std::memset(to, 0, parts * sizeof(HashPart));
+  std::memcpy(to + (parts - 1) * sizeof(HashPart), &sum, sizeof sum);
+  return kSuccess;
+}
+
 }  // namespace
 
-Result run_kernel(const std::string& name, const void* arguments, unsigned) {
+Result run_kernel(const std::string& name, const void* arguments, unsigned blocks) {
   if (name == "penstock_copy_pieces") return copy_pieces(*static_cast<const CopyPiecesArguments*>(arguments));
   if (name.starts_with("penstock_gather_bytes")) {
     return gather_bytes(*static_cast<const GatherBytesArguments*>(arguments), name.ends_with("_aligned"));
@@ -346,6 +364,7 @@ Result run_kernel(const std::string& name, const void* arguments, unsigned) {
   if (name == "penstock_split_rows") return split_rows(*static_cast<const SplitRowsArguments*>(arguments));
   if (name == "penstock_fill_order") return fill_order(*static_cast<const FillOrderArguments*>(arguments));
   if (name == "penstock_render") return render(*static_cast<const RenderArguments*>(arguments));
+  if (name == "penstock_hash") return hash(*static_cast<const HashArguments*>(arguments), blocks);
   const auto& occupy = *static_cast<const OccupyArguments*>(arguments);
   std::this_thread::sleep_for(std::chrono::nanoseconds(occupy.nanoseconds));
   return kSuccess;

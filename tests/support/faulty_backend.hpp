@@ -60,6 +60,7 @@ enum class Entry : std::size_t {
   gather,
   split_rows,
   fill_order,
+  hash,
   make_jpeg_decoder,
   last_ = make_jpeg_decoder,
 };
@@ -328,6 +329,10 @@ class FaultyBackend final : public Backend {
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
     enter(Entry::fill_order);
     inner_->fill_order(request, stream);
+  }
+  void hash(const HashRequest& request, StreamHandle stream) override {
+    enter(Entry::hash);
+    inner_->hash(request, stream);
   }
   std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) override {
     enter(Entry::make_jpeg_decoder);

@@ -94,6 +94,7 @@ class WrongBytesBackend final : public Backend {
   void fill_order(const OrderRequest& request, StreamHandle stream) override {
     inner_->fill_order(request, stream);
   }
+  void hash(const HashRequest& request, StreamHandle stream) override { inner_->hash(request, stream); }
   std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) override {
     return inner_->make_jpeg_decoder(options);
   }

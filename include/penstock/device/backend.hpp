@@ -84,6 +84,7 @@ class Backend {
   virtual void gather(const GatherRequest& request, StreamHandle stream) = 0;
   virtual void split_rows(const SplitRequest& request, StreamHandle stream) = 0;
   virtual void fill_order(const OrderRequest& request, StreamHandle stream) = 0;
+  virtual void hash(const HashRequest& request, StreamHandle stream) = 0;
 
   /// Device keeps the backend as long as the decoder.
   [[nodiscard]] virtual std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) = 0;

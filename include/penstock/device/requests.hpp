@@ -99,6 +99,26 @@ struct OrderRequest {
   std::uint64_t* indices = nullptr;  ///< device memory, or the device's address of locked host memory
 };
 
+/// A part of a hash, or the whole. Parts add up, each number modulo 2^64.
+struct alignas(16) HashSum {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+
+  bool operator==(const HashSum&) const = default;
+};
+
+/// Hashes memory in 128 bits, to find whether it has changed. If one aligned word of 8 bytes differs, so does
+/// the hash. If more differ, hashes are equal by chance: once in 2^128 times. It does not withstand changes
+/// that are made to be missed.
+struct HashRequest {
+  const void* source =
+      nullptr;  ///< device memory, or the device's address of locked host memory; 16-byte aligned
+  std::uint64_t bytes = 0;
+  HashSum* sums = nullptr;  ///< sum_count(bytes) parts of the hash, reachable by the device
+
+  [[nodiscard]] static std::size_t sum_count(std::uint64_t bytes) noexcept;
+};
+
 /// True if `gather` and `split_rows` can turn `from` into `to`: equal types; integers to wider integers that
 /// hold all their values; uint8, int8, int16, uint16, float16, bfloat16, float32 to float16, bfloat16 or
 /// float32.

@@ -66,6 +66,8 @@ class Stream {
   /// Computes a run's indices on the device, as SampleRun::fill does. Throws InvalidArgument for a wrong
   /// request.
   void fill_order(const OrderRequest& request) const;
+  /// Hashes memory of the device. Writes all sums. Throws InvalidArgument for null or misaligned addresses.
+  void hash(const HashRequest& request) const;
 
   // For measurements and tests.
 

@@ -370,6 +370,10 @@ class CudaBackend final : public Backend {
     kernels_.fill_order(request, as_stream(stream));
   }
 
+  void hash(const HashRequest& request, StreamHandle stream) override {
+    kernels_.hash(request, as_stream(stream));
+  }
+
   [[nodiscard]] std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) override {
     return make_nvjpeg_decoder(*this, context_, kernels_, options);
   }

@@ -134,6 +134,19 @@ struct RenderArguments {
   uint32_t bicubic;         ///< 0: bilinear
 };
 
+/// penstock::HashSum as the kernel writes it.
+struct alignas(16) HashPart {
+  uint64_t low;
+  uint64_t high;
+};
+
+/// For penstock_hash, with a part for each warp.
+struct HashArguments {
+  const void* source;  ///< a multiple of 16
+  uint64_t bytes;
+  HashPart* parts;
+};
+
 struct OccupyArguments {
   uint64_t nanoseconds;
 };
@@ -145,5 +158,6 @@ inline constexpr unsigned kSplitRows = 32;
 inline constexpr unsigned kSplitThreads = 128;
 inline constexpr unsigned kFillOrderThreads = 256;
 inline constexpr unsigned kRenderThreads = 256;
+inline constexpr unsigned kHashThreads = 256;
 
 }  // namespace penstock::cuda

@@ -96,6 +96,7 @@ Kernels::Kernels(const PrimaryContext& context, unsigned multiprocessors)
     split_rows_ = load("penstock_split_rows");
     fill_order_ = load("penstock_fill_order");
     render_ = load("penstock_render");
+    hash_ = load("penstock_hash");
     occupy_ = load("penstock_occupy");
   } catch (...) {
     release(context_, context_.driver().module_unload, module_);
@@ -229,6 +230,13 @@ void Kernels::render(const RenderArguments& arguments, Stream stream) const {
   const std::uint64_t pixels = std::uint64_t{arguments.count} * arguments.width * arguments.height;
   launch(render_, static_cast<unsigned>(divide_up(pixels, kRenderThreads)), kRenderThreads, arguments,
          stream);
+}
+
+void Kernels::hash(const HashRequest& request, Stream stream) const {
+  static_assert(sizeof(HashPart) == sizeof(HashSum) && offsetof(HashPart, high) == offsetof(HashSum, high));
+  const std::size_t blocks = HashRequest::sum_count(request.bytes) / (kHashThreads / 32);
+  launch(hash_, static_cast<unsigned>(blocks), kHashThreads,
+         HashArguments{request.source, request.bytes, reinterpret_cast<HashPart*>(request.sums)}, stream);
 }
 
 void Kernels::occupy(std::uint64_t nanoseconds, Stream stream) const {

@@ -13,6 +13,7 @@
 #include "device/cuda/kernel_instructions.hpp"
 #endif
 #include "device/cuda/render_pixel.hpp"
+#include "device/hash_word.hpp"
 
 #include <cstdint>
 
@@ -782,6 +783,43 @@ extern "C" __global__ void __launch_bounds__(kFillOrderThreads)
 extern "C" __global__ void __launch_bounds__(kRenderThreads) penstock_render(const RenderArguments a) {
   const uint64_t pixel = uint64_t{blockIdx.x} * kRenderThreads + threadIdx.x;
   if (pixel < uint64_t{a.count} * a.width * a.height) penstock::cuda::render_pixel(a, pixel);
+}
+
+extern "C" __global__ void __launch_bounds__(kHashThreads) penstock_hash(const HashArguments a) {
+  const uint64_t chunks = a.bytes / kChunk;
+  const uint64_t step = uint64_t{gridDim.x} * kHashThreads;
+  const uint64_t thread = uint64_t{blockIdx.x} * kHashThreads + threadIdx.x;
+  uint64_t low = 0;
+  uint64_t high = 0;
+  for (uint64_t first = thread; first < chunks; first += kInFlight * step) {
+    uint4 value[kInFlight];
+#pragma unroll
+    for (unsigned k = 0; k < kInFlight; ++k) {
+      const uint64_t at = first + k * step;
+      value[k] = load_chunk(advance(a.source, (at < chunks ? at : first) * kChunk));
+    }
+#pragma unroll
+    for (unsigned k = 0; k < kInFlight; ++k) {
+      const uint64_t at = first + k * step;
+      if (at >= chunks) break;
+      penstock::hash_word(2 * at, uint64_t{value[k].y} << 32 | value[k].x, low, high);
+      penstock::hash_word(2 * at + 1, uint64_t{value[k].w} << 32 | value[k].z, low, high);
+    }
+  }
+  if (thread == 0) {
+    const auto* const bytes = static_cast<const unsigned char*>(a.source);
+    for (uint64_t at = chunks * kChunk; at < a.bytes; at += 8) {
+      uint64_t word = 0;
+      for (unsigned i = 0; i < 8 && at + i < a.bytes; ++i) word |= uint64_t{bytes[at + i]} << 8 * i;
+      penstock::hash_word(at / 8, word, low, high);
+    }
+  }
+#pragma unroll
+  for (unsigned by = kWarp / 2; by != 0; by /= 2) {
+    low += __shfl_down_sync(kEveryLane, low, by);
+    high += __shfl_down_sync(kEveryLane, high, by);
+  }
+  if (threadIdx.x % kWarp == 0) a.parts[thread / kWarp] = {low, high};
 }
 
 extern "C" __global__ void penstock_occupy(const OccupyArguments a) {

@@ -25,6 +25,8 @@ class Kernels {
   void split_rows(const SplitRequest& request, Stream stream) const;
   /// `request` has been checked.
   void fill_order(const OrderRequest& request, Stream stream) const;
+  /// `request` has been checked.
+  void hash(const HashRequest& request, Stream stream) const;
   /// `arguments.pictures` is reachable by the device.
   void render(const RenderArguments& arguments, Stream stream) const;
   void occupy(std::uint64_t nanoseconds, Stream stream) const;
@@ -56,6 +58,7 @@ class Kernels {
   Kernel split_rows_;
   Kernel fill_order_;
   Kernel render_;
+  Kernel hash_;
   Kernel occupy_;
 };
 

@@ -81,6 +81,7 @@ class HostBackend final : public Backend {
   void gather(const GatherRequest& request, StreamHandle stream) override;
   void split_rows(const SplitRequest& request, StreamHandle stream) override;
   void fill_order(const OrderRequest& request, StreamHandle stream) override;
+  void hash(const HashRequest& request, StreamHandle stream) override;
   [[nodiscard]] std::unique_ptr<JpegDecoder> make_jpeg_decoder(const JpegDecoderOptions& options) override;
 
  private:
@@ -518,6 +519,15 @@ void HostBackend::fill_order(const OrderRequest& request, StreamHandle stream) {
   require_reach(request.indices, request.run.count * sizeof *request.indices, true, "fill_order",
                 "list of indices");
   enqueue(target, OrderWork{request});
+}
+
+void HostBackend::hash(const HashRequest& request, StreamHandle stream) {
+  enter("hash");
+  HostStream& target = stream_of(stream);
+  require_reach(request.source, request.bytes, false, "hash", "memory");
+  require_reach(request.sums, HashRequest::sum_count(request.bytes) * sizeof *request.sums, true, "hash",
+                "sums");
+  enqueue(target, HashWork{request});
 }
 
 std::unique_ptr<JpegDecoder> HostBackend::make_jpeg_decoder(const JpegDecoderOptions& /*options*/) {

@@ -1,6 +1,7 @@
 #include "device/host/host_stream.hpp"
 
 #include "core/shared/start_thread.hpp"
+#include "device/hash_word.hpp"
 #include "device/host/gather.hpp"
 #include "device/host/host_event.hpp"
 #include "device/host/split.hpp"
@@ -214,6 +215,20 @@ void HostStream::perform(const SplitWork& work, std::uint64_t /*ticket*/) {
 void HostStream::perform(const OrderWork& work, std::uint64_t /*ticket*/) {
   const OrderRequest& request = work.request;
   if (!abandoned_) request.run.fill({request.indices, request.run.count});
+}
+
+void HostStream::perform(const HashWork& work, std::uint64_t /*ticket*/) {
+  if (abandoned_) return;
+  const HashRequest& request = work.request;
+  HashSum sum;
+  for (std::uint64_t at = 0; at < request.bytes; at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, static_cast<const std::byte*>(request.source) + at,
+                std::min<std::uint64_t>(sizeof word, request.bytes - at));
+    hash_word(at / sizeof word, word, sum.low, sum.high);
+  }
+  std::fill_n(request.sums, HashRequest::sum_count(request.bytes), HashSum{});
+  request.sums[0] = sum;
 }
 
 void HostStream::perform(const RecordWork& work, std::uint64_t ticket) {

@@ -60,6 +60,7 @@ class HostStream : public std::enable_shared_from_this<HostStream> {
   void perform(const GatherWork& work, std::uint64_t ticket);
   void perform(const SplitWork& work, std::uint64_t ticket);
   void perform(const OrderWork& work, std::uint64_t ticket);
+  void perform(const HashWork& work, std::uint64_t ticket);
   void perform(const RecordWork& work, std::uint64_t ticket);
   void perform(const WaitEventWork& work, std::uint64_t ticket);
   void perform(const WaitValueWork& work, std::uint64_t ticket);

@@ -53,6 +53,10 @@ struct OrderWork {
   OrderRequest request;
 };
 
+struct HashWork {
+  HashRequest request;
+};
+
 /// Completes `mark`, and releases `event`.
 struct RecordWork {
   HostEvent* event;
@@ -78,7 +82,7 @@ struct OccupyWork {
 /// The last of a stream's work: its thread ends.
 struct EndWork {};
 
-using Work = std::variant<EndWork, CopyWork, FillWork, PiecesWork, GatherWork, SplitWork, OrderWork,
+using Work = std::variant<EndWork, CopyWork, FillWork, PiecesWork, GatherWork, SplitWork, OrderWork, HashWork,
                           RecordWork, WaitEventWork, WaitValueWork, OccupyWork>;
 
 }  // namespace penstock

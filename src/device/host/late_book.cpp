@@ -69,6 +69,10 @@ LateBook::Touched LateBook::touched_by(const Work& work) {
     std::erase_if(touched.read, [](Bytes bytes) { return bytes.data() == nullptr; });
   } else if (const auto* order = std::get_if<OrderWork>(&work)) {
     touched.written = {bytes_at(order->request.indices), order->request.run.count * sizeof(std::uint64_t)};
+  } else if (const auto* hash = std::get_if<HashWork>(&work)) {
+    const HashRequest& request = hash->request;
+    touched.written = {bytes_at(request.sums), HashRequest::sum_count(request.bytes) * sizeof(HashSum)};
+    touched.read = {{bytes_at(request.source), request.bytes}};
   } else if (std::holds_alternative<PiecesWork>(work) || std::holds_alternative<SplitWork>(work)) {
     touched.anything = true;
   }

@@ -170,10 +170,11 @@ inline float __uint_as_float(unsigned bits) {
 
 inline void __syncwarp() { gpu::Machine::get().exchange(0); }
 
-inline unsigned __shfl_down_sync(unsigned, unsigned value, unsigned by) {
+template <typename T>
+T __shfl_down_sync(unsigned, T value, unsigned by) {
   const unsigned lane = gpu::Machine::get().thread.x % 32;
   const std::uint64_t* all = gpu::Machine::get().exchange(value);
-  return static_cast<unsigned>(lane + by < 32 ? all[lane + by] : value);
+  return static_cast<T>(lane + by < 32 ? all[lane + by] : value);
 }
 
 inline unsigned __shfl_sync(unsigned, unsigned value, unsigned lane) {

@@ -62,6 +62,8 @@ constexpr Kernel<SplitRowsArguments> kSplits[] = {{"penstock_split_rows", pensto
 
 constexpr Kernel<FillOrderArguments> kOrders[] = {{"penstock_fill_order", penstock_fill_order}};
 
+constexpr Kernel<HashArguments> kHashes[] = {{"penstock_hash", penstock_hash}};
+
 /// The kernels run on the CPU, so addresses of a GPU in their arguments become addresses of the host.
 template <typename T>
 void to_host(T*& data) {
@@ -99,6 +101,10 @@ void to_host(SplitRowsArguments& a) {
   to_host(a.firsts);
 }
 void to_host(FillOrderArguments& a) { to_host(a.indices); }
+void to_host(HashArguments& a) {
+  to_host(a.source);
+  to_host(a.parts);
+}
 void to_host(CopyPiecesArguments& a) {
   static std::vector<Piece> pieces;
   to_host(a.pieces);
@@ -134,10 +140,10 @@ Result run_kernel(const std::string& name, const void* arguments, unsigned block
   static auto& mutex = *new std::mutex;
   const std::lock_guard lock(mutex);
   try {
-    const bool found = launch(kCopies, name, arguments, blocks) ||
-                       launch(kGathers, name, arguments, blocks) ||
-                       launch(kWidenings, name, arguments, blocks) ||
-                       launch(kSplits, name, arguments, blocks) || launch(kOrders, name, arguments, blocks);
+    const bool found =
+        launch(kCopies, name, arguments, blocks) || launch(kGathers, name, arguments, blocks) ||
+        launch(kWidenings, name, arguments, blocks) || launch(kSplits, name, arguments, blocks) ||
+        launch(kOrders, name, arguments, blocks) || launch(kHashes, name, arguments, blocks);
     return found ? kSuccess : kNotFound;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
