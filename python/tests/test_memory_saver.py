@@ -117,6 +117,37 @@ def test_bytes_are_kept_only_if_that_was_asked():
 
 
 @over_the_fake_driver(torch=True)
+def test_memory_with_the_same_hash_is_not_copied_again():
+    import penstock
+
+    saver = memory_saver()
+    with saver.region("hashed", enable_cpu_backup=True):
+        tensors = [Tensor(), Tensor()]
+    parked = penstock.Parked(saver._states["hashed", True, 0].region, skip="unchanged")
+
+    def copies_of_a_park():
+        before = driver.calls("cuMemcpyDtoHAsync")
+        parked.park()
+        copies = driver.calls("cuMemcpyDtoHAsync") - before
+        parked.resume()
+        assert all(tensor.has_its_bytes() for tensor in tensors)
+        return copies
+
+    assert copies_of_a_park() == 2 and parked.stats().skipped == {}
+    assert copies_of_a_park() == 0 and parked.stats().skipped == {"unchanged": 8 * MIB}
+    tensors[1].sent = random_bytes(1000)
+    tensors[1].write(tensors[1].sent)
+    for turn in (1, 2):
+        driver.fail("cuLaunchKernel", turn, 999)
+        with pytest.raises(Exception, match="cuLaunchKernel"):
+            parked.park()
+        assert not parked.is_parked and all(tensor.has_its_bytes() for tensor in tensors)
+    assert copies_of_a_park() == 1 and parked.stats().skipped == {"unchanged": 4 * MIB}
+    for tensor in tensors:
+        tensor.free()
+
+
+@over_the_fake_driver(torch=True)
 def test_a_gpu_without_room_leaves_a_region_paused():
     import penstock
 

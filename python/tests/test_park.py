@@ -19,7 +19,7 @@ import torch
 
 import penstock
 from penstock import _core
-from penstock._engines import engine_for
+from penstock._engines import engine_for, group_for
 from penstock._move import parking as _parking
 from penstock._move import parts as _parts
 from support import gpu, is_gpu, place, random_bytes, run_in_threads, run_program, same
@@ -49,7 +49,7 @@ class Staged:
     def down(self, pieces):
         return self._moved(self._block.down, pieces)
 
-    def up(self, pieces):
+    def up(self, pieces, group=None):
         passage = self._moved(self._block.up, pieces)
         passage.wait()
         for tensor, (address, _, count) in zip(self._there, pieces, strict=True):
@@ -261,6 +261,32 @@ def test_a_resume_in_another_thread(home, small_parts):
     assert_as_it_was(things, before)
 
 
+def test_a_resume_takes_the_links_of_others(home, device):
+    if is_gpu(device) and torch.cuda.device_count() < 2:
+        pytest.skip("fewer than two NVIDIA GPUs")
+    if not (is_gpu(device) or _parts._swaps_memory()):
+        pytest.skip("memory of a host device stays where it is")
+    other = "cuda:1" if is_gpu(device) else device.replace("host", "host:9").replace(":9:", ":9,")
+    engine = _parking.engine_of(torch.device(home))
+    links = group_for([engine, engine_for(other)])
+    things = [torch.rand(5 << 20, device=home), torch.rand(100, device=home)]
+    before = seen(things)
+    parked = penstock.park(things)
+    with pytest.raises(penstock.InvalidArgument, match="relay is a list of devices"):
+        parked.resume(relay=other)
+    assert parked.is_parked
+    for relay in ([other, engine.spec], "auto"):
+        earlier = links.carried()
+        parked.resume(relay=relay)
+        assert_as_it_was(things, before)
+        carried = [now - then for now, then in zip(links.carried(), earlier, strict=True)]
+        if relay != "auto":
+            assert sum(carried) == 20 << 20 and carried[0] < 20 << 20
+        parked.park()
+    parked.resume(relay=[engine.spec])  # no other
+    assert_as_it_was(things, before)
+
+
 def frozen_with_adapter(home):
     module = torch.nn.ModuleDict({"base": torch.nn.Linear(64, 64), "adapter": torch.nn.Linear(64, 2)}).to(home)
     module["base"].requires_grad_(False)
@@ -270,7 +296,7 @@ def frozen_with_adapter(home):
 @pytest.mark.parametrize("kept_in", ["memory", "file"])
 def test_frozen_parameters_travel_once(home, tmp_path, kept_in):
     module, optimizer = things = frozen_with_adapter(home)
-    parked = penstock.park(things, tmp_path if kept_in == "file" else "pinned", skip_frozen=True)
+    parked = penstock.park(things, tmp_path if kept_in == "file" else "pinned", skip="frozen")
     frozen = 4 * 65 * 64
     assert parked.stats().down_bytes == parked.stats().bytes and parked.stats().skipped.get("frozen") is None
     for _ in range(2):
@@ -292,6 +318,43 @@ def test_frozen_parameters_travel_once(home, tmp_path, kept_in):
     assert parked.stats().skipped["frozen"] == 4 * 64
     parked.resume()
     assert_as_it_was(things, before)
+
+
+@pytest.mark.parametrize("kept_in", ["memory", "file"])
+def test_what_has_the_same_hash_travels_once(home, small_parts, tmp_path, kept_in):
+    """Whatever PyTorch counts: neither writes that it does not count, nor those that change nothing."""
+    things = trained(home)
+    parked = penstock.park(things, tmp_path if kept_in == "file" else "pinned", skip="unchanged")
+    assert parked.stats().down_bytes == parked.stats().bytes and "unchanged" not in parked.stats().skipped
+    whole = parked.stats().bytes
+    parked.resume()
+    module, _ = things
+    for parameter in module.parameters():
+        parameter.data.mul_(1)
+    before = seen(things)
+    parked.park()
+    assert parked.stats().skipped["unchanged"] == whole and parked.stats().down_bytes == 0
+    parked.resume()
+    assert_as_it_was(things, before)
+    module.large.data.view(-1)[-1] += 1  # which PyTorch does not count
+    before = seen(things)
+    for count in (module.large.untyped_storage().nbytes(), 0):
+        parked.park()
+        assert parked.stats().down_bytes == count
+        parked.resume()
+        assert_as_it_was(things, before)
+
+
+def test_storages_that_the_device_cannot_hash_travel_each_time(home):
+    if home != "cpu" or not _parts._swaps_memory():
+        pytest.skip("memory of a GPU is aligned")
+    whole = penstock.to_device(torch.arange(100.0), _parking.engine_of(torch.device(home)).spec)
+    odd = torch.empty(0).set_(torch._C._construct_storage_from_data_pointer(whole.data_ptr() + 8, whole.device, 40))
+    parked = penstock.park([odd], skip="unchanged")
+    parked.resume()
+    parked.park()
+    assert parked.stats().skipped == {} and parked.stats().down_bytes == 40
+    parked.resume()
 
 
 def test_everything_travels_unless_it_is_told_otherwise(home):
@@ -333,7 +396,7 @@ def test_nests_and_other_tensors(home):
     with torch.inference_mode():
         inference = torch.rand(100, device=home)
         expected = inference.clone()
-    penstock.park(inference, skip_frozen=True).resume()
+    penstock.park(inference, skip="frozen").resume()
     assert torch.equal(inference, expected)
     assert penstock.park([]).stats().bytes == 0
 
@@ -368,6 +431,8 @@ def test_what_cannot_be_parked_is_named_and_nothing_is_moved(home, name):
 
 
 def test_bad_arguments():
+    with pytest.raises(penstock.InvalidArgument, match="skip is 'frozen', 'unchanged' or None, not True"):
+        penstock.park([], skip=True)
     with pytest.raises(TypeError, match="and nests of them, not 3"):
         penstock.park(3)
     with pytest.raises(penstock.InvalidArgument, match=r"or the pathlib\.Path of a folder, not '/tmp'"):
@@ -446,9 +511,9 @@ class Faults:
                 faults._count("down")
                 return Passage(self._block.down(pieces))
 
-            def up(self, pieces):
+            def up(self, pieces, group=None):
                 faults._count("up")
-                return Passage(self._block.up(pieces))
+                return Passage(self._block.up(pieces, group))
 
         take, give_back = _parts._take_memory, _parts._give_memory_back
 
@@ -822,7 +887,7 @@ def test_offloaded_modules_that_are_frozen_leave_without_a_copy(home):
     modules, x = three(home)
     for module in modules:
         module.requires_grad_(False)
-    with penstock.offload(*modules, device=home, skip_frozen=True) as offloaded:
+    with penstock.offload(*modules, device=home, skip="frozen") as offloaded:
         expected = [module(x).clone() for module in modules]
         assert same([module(x) for module in modules], expected)
         stats = offloaded._states[modules[0]].stats()

@@ -9,7 +9,7 @@ from typing import Any
 from .._engines import engine_for
 from .._errors import InvalidArgument
 from .modules import move_
-from .parking import Parked, swap
+from .parking import Parked, Skip, swap
 
 
 class _DiffusersHook:
@@ -32,7 +32,7 @@ class Offload:
     thread while another computes with it.
     """
 
-    def __init__(self, modules: tuple[Any, ...], device: Any, skip_frozen: bool) -> None:
+    def __init__(self, modules: tuple[Any, ...], device: Any, skip: Skip | None) -> None:
         torch = sys.modules.get("torch")
         for module in modules:
             if torch is None or not isinstance(module, torch.nn.Module):
@@ -48,7 +48,7 @@ class Offload:
         self._lock = threading.RLock()
         try:
             for module in modules:
-                self._add(module, skip_frozen)
+                self._add(module, skip)
         except BaseException:
             self.remove()
             raise
@@ -102,7 +102,7 @@ class Offload:
         in_use = "none" if self._in_use is None else f"a {type(self._in_use).__name__}"
         return f"<penstock.Offload: {in_use} of {len(self._states)} modules is on {self.device}>"
 
-    def _add(self, module: Any, skip_frozen: bool) -> None:
+    def _add(self, module: Any, skip: Skip | None) -> None:
         if hasattr(module, "_hf_hook"):
             raise InvalidArgument(f"Another hook offloads this {type(module).__name__}: remove that first.")
         if all(tensor.device.type == "cpu" for tensor in module.parameters()):
@@ -112,13 +112,13 @@ class Offload:
             except BaseException:
                 module.to("cpu")  # what has moved already
                 raise
-        self._states[module] = Parked(module, skip_frozen=skip_frozen)
+        self._states[module] = Parked(module, skip=skip)
         self._states[module].park()
         self._hooks.append(module.register_forward_pre_hook(lambda one, _: self.use(one)))
         module._hf_hook = _DiffusersHook(self)
 
 
-def offload(*modules: Any, device: Any = "cuda", skip_frozen: bool = False) -> Offload:
+def offload(*modules: Any, device: Any = "cuda", skip: Skip | None = None) -> Offload:
     """Keep one of several modules on the GPU, and the others parked: `with penstock.offload(encoder, unet, decoder):`.
 
     The parts of a pipeline that do not fit on the GPU together take turns. When the `forward` of a module is called, it
@@ -126,10 +126,10 @@ def offload(*modules: Any, device: Any = "cuda", skip_frozen: bool = False) -> O
     another is called, so a loop over one module moves nothing. At first all are parked. Modules on the host are moved
     to `device` first, one after another. Inputs are yours to move. Blocks until all are parked.
 
-    `skip_frozen`: as in `park`. After `module.requires_grad_(False)`, a module then leaves without being copied.
+    `skip`: as in `park`. With "frozen" a module leaves without being copied after `module.requires_grad_(False)`.
 
     Raises TypeError for other things than modules. Raises InvalidArgument for a module that is given twice or cannot be
     parked, such as one that shares a tensor with another. Raises OutOfMemory and DeviceError. After an error all are
     where they were. While one is offloaded, do not move it by other means.
     """
-    return Offload(modules, device, skip_frozen)
+    return Offload(modules, device, skip)

@@ -9,12 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from .. import _core
-from .._engines import engine_of_gpu
+from .._engines import engine_of_gpu, group_for, relays_of
 from .._errors import Closed, InvalidArgument, OutOfMemory, note, out_of_memory
 from .parts import PAGEABLE, PINNED, Found, Part, Where, find_storages, make_parts, refuse_fixed, with_blocks
+
+Skip = Literal["frozen", "unchanged"]
+FROZEN: Literal["frozen"] = "frozen"
+UNCHANGED: Literal["unchanged"] = "unchanged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +39,7 @@ class ParkStatistics:
     """What the links carry at best, as `penstock link` has measured them; 0 if it has not."""
     up_link_gbps: float = 0.0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Bytes that the latest `park` did not copy, by reason: "frozen", "on the host"."""
+    """Bytes that the latest `park` did not copy, by reason: "frozen", "unchanged", "on the host"."""
 
     @property
     def down_gbps(self) -> float:
@@ -53,14 +57,16 @@ class ParkStatistics:
 class Parked:
     """State that `park` took off the GPU. Its bytes are here: keep it until `resume`. Thread-safe."""
 
-    def __init__(self, things: Any, where: Where = PINNED, skip_frozen: bool = False) -> None:
+    def __init__(self, things: Any, where: Where = PINNED, skip: Skip | None = None) -> None:
         if where not in (PINNED, PAGEABLE) and not (isinstance(where, os.PathLike) and os.path.isdir(where)):
             raise InvalidArgument(f"where is 'pinned', 'pageable' or the pathlib.Path of a folder, not {where!r}.")
+        if skip not in (None, FROZEN, UNCHANGED):
+            raise InvalidArgument(f"skip is 'frozen', 'unchanged' or None, not {skip!r}.")
         if "torch" not in sys.modules:
             raise TypeError(f"park takes tensors of PyTorch and what holds some, not a {type(things).__name__}.")
         self._things = things
         self._where = os.fsdecode(where)
-        self._skip_frozen = skip_frozen
+        self._skip = skip
         self._parts: list[Part] = []
         self._stats = ParkStatistics()
         self._process = os.getpid()
@@ -78,8 +84,10 @@ class Parked:
                 self._leave()
         return self
 
-    def resume(self) -> None:
+    def resume(self, relay: Any = None) -> None:
         """Bring the state back. Blocks until it is there. Does nothing if it is there already.
+
+        `relay`: other devices whose links carry a part of large tensors, or "auto": see `to_device`.
 
         Memory on the device comes from PyTorch's allocator, behind the work that is queued on PyTorch's current stream.
         The memory on the host stays, for the next `park`. Raises OutOfMemory, with the bytes, if there is no room on
@@ -87,7 +95,7 @@ class Parked:
         """
         with self._held():
             if self.is_parked:
-                self._come_back()
+                self._come_back(relay)
 
     def stats(self) -> ParkStatistics:
         """What it holds, and what the latest trips took."""
@@ -119,11 +127,12 @@ class Parked:
             raise
         self._has_left(found, skipped, began)
 
-    def _come_back(self) -> None:
+    def _come_back(self, relay: Any) -> None:
         began = time.perf_counter()
+        groups = {engine: _group_to(engine, relay) for engine in {part.engine for part in self._parts}}
         with self._parked_unless_all_come(), _arriving() as passages:
             for part in self._parts:
-                passages.append(part.up())
+                passages.append(part.up(groups[part.engine]))
         self._has_come(began)
 
     @contextlib.contextmanager
@@ -164,26 +173,36 @@ class Parked:
                 skipped["on the host"] = skipped.get("on the host", 0) + each.storage.nbytes()
             else:
                 found[each.storage._cdata] = each
-        self._keep_slots(found)
+        for part in self._parts:  # without storages that are gone or have changed their size
+            part.slots = [s for s in part.slots if s.key in found and s.bytes == found[s.key].storage.nbytes()]
+        self._parts = [part for part in self._parts if part.slots]
         kept = {slot.key for part in self._parts for slot in part.slots}
         new = [each for key, each in found.items() if key not in kept]
         refuse_fixed(new, engines)
         parts = make_parts(new, engines, self._where)
         _refuse_without_room(parts, self._where)
         self._parts += parts
-        frozen = sum(part.bytes - part.bytes_to_copy for part in self._parts)
-        return found, {**skipped, "frozen": frozen} if frozen else skipped
+        self._stamp(found, engines)
+        for slot in (slot for part in self._parts for slot in part.slots):
+            if slot.stamp != found[slot.key].stamp:
+                slot.stamp = None
+        stays = sum(part.bytes - part.bytes_to_copy for part in self._parts)
+        return found, {**skipped, str(self._skip): stays} if stays else skipped
 
-    def _keep_slots(self, found: dict[int, Found]) -> None:
-        """Drops the slots of storages that are gone or have changed their size, and has the others copied again unless
-        they are frozen and unwritten."""
-        for part in self._parts:
-            part.slots = [s for s in part.slots if s.key in found and s.bytes == found[s.key].storage.nbytes()]
-            for slot in part.slots:
-                each = found[slot.key]
-                if not (self._skip_frozen and each.is_frozen and slot.stamp == each.stamp):
-                    slot.stamp = None
-        self._parts = [part for part in self._parts if part.slots]
+    def _stamp(self, found: dict[int, Found], engines: dict[Any, _core.Engine | None]) -> None:
+        """Notes what tells whether the bytes have changed."""
+        if self._skip == FROZEN:
+            for each in found.values():
+                each.stamp_frozen()
+        elif self._skip == UNCHANGED:
+            for device, engine in engines.items():
+                there = [each for each in found.values() if each.storage.device == device]
+                pieces = [(each.storage.data_ptr(), each.storage.nbytes()) for each in there]
+                aligned = [place for place, (address, _) in enumerate(pieces) if address % 16 == 0]
+                if aligned:
+                    hashes = _core.hash_pieces(engine, [pieces[place] for place in aligned])
+                    for place, each in zip(aligned, hashes, strict=True):
+                        there[place].stamp = each
 
     def _has_left(self, found: dict[int, Found], skipped: dict[str, int], began: float) -> None:
         for part in self._parts:
@@ -194,7 +213,7 @@ class Parked:
             self._stats,
             bytes=whole,
             host_bytes=sum(part.host_bytes for part in self._parts),
-            down_bytes=whole - skipped.get("frozen", 0),
+            down_bytes=whole - skipped.get(str(self._skip), 0),
             down_seconds=time.perf_counter() - began,
             skipped=skipped,
             **self._link(),
@@ -209,7 +228,7 @@ class Parked:
     def _has_come(self, began: float) -> None:
         seconds = time.perf_counter() - began
         self._stats = dataclasses.replace(self._stats, up_bytes=self._stats.bytes, up_seconds=seconds)
-        if self._where not in (PINNED, PAGEABLE) and not self._skip_frozen:
+        if self._where not in (PINNED, PAGEABLE) and self._skip is None:
             self._parts = []  # and their files
 
     def _no_room(self, error: OutOfMemory) -> OutOfMemory:
@@ -221,7 +240,7 @@ class Parked:
         return refused
 
 
-def park(things: Any, where: Where = PINNED, *, skip_frozen: bool = False) -> Parked:
+def park(things: Any, where: Where = PINNED, *, skip: Skip | None = None) -> Parked:
     """Take the tensors of modules, optimizers and nests off their GPUs, and return what brings them back.
 
     Their storages are copied to memory of the host and emptied; PyTorch's allocator then has the GPU's memory.
@@ -235,18 +254,20 @@ def park(things: Any, where: Where = PINNED, *, skip_frozen: bool = False) -> Pa
     `where`: "pinned" is page-locked memory of penstock's pools, of the exact size, at the speed of the link. The Parked
     keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory. A pathlib.Path is a folder: the
     bytes go to files there without names, through pinned staging memory. The files are gone after `resume`, or with the
-    process if it ends first. With `skip_frozen` the Parked keeps them.
+    process if it ends first. With `skip` the Parked keeps them.
 
-    `skip_frozen`: if True, a later `park()` of the same Parked does not copy parameters again that require no gradient
-    and that PyTorch has not written since. Their copy on the host stays valid. PyTorch counts no writes through `.data`
-    nor by kernels of other libraries: leave it False if frozen parameters may be written that way.
+    `skip`: what a later `park()` of the same Parked does not copy again, since the copy on the host is valid. "frozen":
+    parameters that require no gradient and that PyTorch has not written since. PyTorch counts no writes through `.data`
+    nor by kernels of other libraries: leave it out if frozen parameters may be written that way. "unchanged": storages
+    with the same hash as at the last `park()`. The device computes hashes of 128 bits at each `park()`. If one word of
+    8 bytes has changed, the hash has, too; otherwise a change is missed once in 2^128 times.
 
     Raises InvalidArgument, with the name, for a tensor that cannot be parked: one in memory of another library or
     process or of a CUDA graph, a sparse one, or one that is parked already. Raises TypeError for other things,
     OutOfMemory if the host has no room, Error for a file as `save_safetensors` does, DeviceError. After an error
     everything is as it was.
     """
-    return Parked(things, where, skip_frozen).park()
+    return Parked(things, where, skip).park()
 
 
 @contextlib.contextmanager
@@ -310,6 +331,12 @@ def _exchange(leaving: Parked, coming: Parked) -> None:
 def engine_of(device: Any) -> _core.Engine | None:
     """The engine that moves what is on a device of PyTorch; None if it is not on a GPU."""
     return engine_of_gpu(device.index) if device.type == "cuda" else None
+
+
+def _group_to(engine: _core.Engine, relay: Any) -> _core.Group | None:
+    """What sends to a device over its own link and those of others. None if there are no others."""
+    others = [other for other in relays_of(engine, relay) if other is not engine]
+    return group_for([engine, *others]) if others else None
 
 
 def _refuse_without_room(parts: list[Part], where: str) -> None:

@@ -53,19 +53,15 @@ class Found:
         self.name = name
         self.storage = storage
         self.tensors: list[Any] = []
+        self.stamp: Any = None  # differs if its bytes do; None: they may differ in any case
 
-    @property
-    def is_frozen(self) -> bool:
-        """True if all tensors are parameters that nobody trains, of which PyTorch counts the writes."""
-        if not self.tensors:  # a region's memory
-            return False
+    def stamp_frozen(self) -> None:
+        """If all tensors are parameters that nobody trains, of which PyTorch counts the writes: their versions."""
         parameter = sys.modules["torch"].nn.Parameter
-        return all(isinstance(t, parameter) and not (t.requires_grad or t.is_inference()) for t in self.tensors)
-
-    @property
-    def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Differs if PyTorch has written to a tensor meanwhile, or if there are other ones."""
-        return tuple((id(tensor), tensor._version) for tensor in self.tensors)
+        if self.tensors and all(  # a region's memory has none
+            isinstance(t, parameter) and not (t.requires_grad or t.is_inference()) for t in self.tensors
+        ):
+            self.stamp = tuple((id(tensor), tensor._version) for tensor in self.tensors)
 
 
 class Slot:
@@ -80,7 +76,7 @@ class Slot:
         self.stamp: Any = None  # of the bytes in the block; None: they may be others than the storage's
         self.key = found.storage._cdata
         self._storage = found.storage if isinstance(found.storage, FixedStorage) else _weak(found.storage)
-        self._frozen: list[Any] = []  # their ids stay theirs
+        self._tensors: list[Any] = []  # the ids in the stamp stay theirs
 
     @property
     def storage(self) -> Any:
@@ -91,7 +87,7 @@ class Slot:
 
     def note(self, found: Found) -> None:
         """The block has the bytes of the storage, as it is here."""
-        self.stamp, self._frozen = (found.stamp, found.tensors) if found.is_frozen else (None, [])
+        self.stamp, self._tensors = found.stamp, found.tensors if isinstance(found.stamp, tuple) else []
 
 
 class Part:
@@ -149,8 +145,9 @@ class Part:
                 slot.is_down = slot.is_empty = True  # first: an interrupt may come in between
                 _give_memory_back(storage, slot.name)
 
-    def up(self) -> _core.Passage:
-        """Takes memory on the device, and enqueues the copy of what is in the block. Raises OutOfMemory."""
+    def up(self, group: _core.Group | None = None) -> _core.Passage:
+        """Takes memory on the device, and enqueues the copy of what is in the block, over the links of the group if
+        there is one. Raises OutOfMemory."""
         pieces = []
         for slot in self.slots:
             storage = slot.storage
@@ -160,7 +157,7 @@ class Part:
                 pieces.append((storage.data_ptr(), slot.offset, slot.bytes))
         if self._file is not None:
             self._file.madvise(mmap.MADV_WILLNEED)  # the disk reads while earlier parts are copied
-        passage = self.block().up(pieces)
+        passage = self.block().up(pieces, group)
         for slot in self.slots:
             slot.is_down = False
         return passage

@@ -24,8 +24,6 @@
 namespace penstock::python {
 namespace {
 
-// Handing fewer bytes to the members' threads takes longer than the links of the others save.
-constexpr std::size_t kLeastInGroup = std::size_t{1} << 20;
 constexpr const char* kClosed = "penstock's group of devices was closed.";
 
 DeviceGroup group_of(const std::vector<std::shared_ptr<Engine>>& engines) {

@@ -8,6 +8,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -15,6 +16,9 @@
 #include <vector>
 
 namespace penstock::python {
+
+/// Handing fewer bytes to the members' threads takes longer than the links of the others save.
+inline constexpr std::size_t kLeastInGroup = std::size_t{1} << 20;
 
 /// Sends to several devices, each of which has an engine, over the links of all.
 class Group {

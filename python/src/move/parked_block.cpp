@@ -4,6 +4,7 @@
 
 #include <penstock/core/error.hpp>
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -29,22 +30,31 @@ class BufferStorage final : public Storage {
   const std::shared_ptr<const void> object_;
 };
 
+// What PyTorch's current stream does comes first. None: there is nothing of PyTorch's on the device.
+std::optional<Stream> current_stream(const Engine& engine) {
+  Torch* const torch = engine.is_cuda() ? Torch::get() : nullptr;
+  if (torch == nullptr) return std::nullopt;
+  return engine.device().wrap_stream(torch->current_stream(engine.index()));
+}
+
 }  // namespace
 
 Passage::~Passage() {
   if (!memory_) return;
   const Unlocked unlocked;
-  try {
-    transfer_.synchronize();
-  } catch (const std::exception&) {
-    // A failed transfer no longer touches either end.
+  for (const Transfer& transfer : transfers_) {
+    try {
+      transfer.synchronize();
+    } catch (const std::exception&) {
+      // A failed transfer no longer touches either end.
+    }
   }
   memory_.reset();
 }
 
 void Passage::wait() const {
   const Unlocked unlocked;
-  transfer_.synchronize();
+  for (const Transfer& transfer : transfers_) transfer.synchronize();
 }
 
 ParkedBlock::ParkedBlock(std::shared_ptr<Engine> engine, std::size_t bytes, bool pinned)
@@ -59,25 +69,62 @@ ParkedBlock::ParkedBlock(std::shared_ptr<Engine> engine, const nb::object& buffe
   memory_ = std::make_shared<BufferStorage>(buffer);
 }
 
-Passage ParkedBlock::copy(const std::vector<Piece>& pieces, CopyDirection direction) const {
+Passage ParkedBlock::copy(const std::vector<Piece>& pieces, CopyDirection direction, Group* group) const {
+  const std::optional<Stream> current = current_stream(*engine_);
+  const Stream* const after = current ? &*current : nullptr;
+  const auto engine = engine_->engine();
+  const auto relays = group != nullptr ? group->engine() : nullptr;
+  Passage passage(memory_);
+  const Unlocked unlocked;
   std::vector<TransferPiece> copies;
   for (const auto& [address, offset, bytes] : pieces) {
     auto* const on_device = reinterpret_cast<std::byte*>(address);
     std::byte* const on_host = memory_->data() + offset;
+    if (relays && bytes >= kLeastInGroup) {
+      passage.add(relays->relay(0, on_device, on_host, bytes, {.source_kind = kind_, .after = {after}}));
+      continue;
+    }
     const bool is_down = direction == CopyDirection::d2h;
     copies.push_back({is_down ? on_device : on_host, is_down ? on_host : on_device, bytes});
   }
-  std::optional<Stream> current;
-  if (Torch* const torch = engine_->is_cuda() ? Torch::get() : nullptr) {
-    current = engine_->device().wrap_stream(torch->current_stream(engine_->index()));
-  }
-  const Unlocked unlocked;
   CopyOptions options;
   options.path = kind_ == MemoryKind::pinned ? TransferPath::direct : TransferPath::staged;
   options.source_kind = direction == CopyDirection::d2h ? MemoryKind::device : kind_;
   options.destination_kind = direction == CopyDirection::d2h ? kind_ : MemoryKind::device;
-  options.after = current ? &*current : nullptr;
-  return {engine_->engine()->copy_pieces(copies, direction, options), memory_};
+  options.after = after;
+  passage.add(engine->copy_pieces(copies, direction, options));
+  return passage;
+}
+
+std::vector<nb::bytes> hash_pieces(const std::shared_ptr<Engine>& engine,
+                                   const std::vector<std::pair<std::uintptr_t, std::size_t>>& pieces) {
+  engine->refuse_closed();
+  std::size_t count = 0;
+  for (const auto& [address, bytes] : pieces) count += HashRequest::sum_count(bytes);
+  const auto memory = engine->allocate_pinned(count * sizeof(HashSum));
+  std::optional<Stream> stream = current_stream(*engine);
+  std::vector<HashSum> hashes;
+  {
+    const Unlocked unlocked;
+    if (!stream) stream = engine->device().create_stream();
+    auto* sums = static_cast<HashSum*>(engine->device().device_address(memory->data()));
+    for (const auto& [address, bytes] : pieces) {
+      stream->hash({.source = reinterpret_cast<const void*>(address), .bytes = bytes, .sums = sums});
+      sums += HashRequest::sum_count(bytes);
+    }
+    stream->synchronize();
+    const auto* part = reinterpret_cast<const HashSum*>(memory->data());
+    for (const auto& [address, bytes] : pieces) {
+      HashSum& whole = hashes.emplace_back();
+      for (std::size_t left = HashRequest::sum_count(bytes); left > 0; --left, ++part) {
+        whole.low += part->low;
+        whole.high += part->high;
+      }
+    }
+  }
+  std::vector<nb::bytes> results;
+  for (const HashSum& hash : hashes) results.emplace_back(static_cast<const void*>(&hash), sizeof hash);
+  return results;
 }
 
 void bind_parked_block(nb::module_& module) {
@@ -91,7 +138,11 @@ void bind_parked_block(nb::module_& module) {
            "In a writable buffer, which it keeps.")
       .def("down", &ParkedBlock::down, nb::arg("pieces"),
            "Copies pieces into the block: (address on the device, offset in the block, bytes).")
-      .def("up", &ParkedBlock::up, nb::arg("pieces"), "Copies pieces back to the device.");
+      .def("up", &ParkedBlock::up, nb::arg("pieces"), nb::arg("group").none() = nb::none(),
+           "Copies pieces back to the device: the group's first, over the links of all.");
+
+  module.def("hash_pieces", &hash_pieces, nb::arg("engine"), nb::arg("pieces"),
+             "Hashes of 16 bytes of memory of the device: pieces of (address, a multiple of 16; bytes).");
 }
 
 }  // namespace penstock::python
