@@ -14,6 +14,7 @@ PINNED = "`.copy_(non_blocking=True)` of each, into pinned memory"
 EACH = "`.copy_(non_blocking=True)` to each, pinned"
 ALL_LINKS = "all links at once"
 ALONE, RAW_PINNED, LATER = "the program alone", "raw pinned copy", "penstock, later"
+SAVER = "torch_memory_saver, first"
 PICTURES, FED_PICTURES = "penstock.Pictures", "penstock.feed(pictures=True)"
 DEVICE_PICTURES, NVJPEG = f"{PICTURES}, decoded on the GPU", "nvJPEG alone, by its engines"
 PILLOW, THERE = "ImageFolder, Pillow", "a batch on the device already"
@@ -307,10 +308,32 @@ def trip(way: str, direction: str, beside: str, least: float) -> Callable[[Any],
     return read
 
 
-def skipped(part: Any) -> Cell:
-    frozen = part["frozen"]
-    text = f"{frozen['whole_s']:.3f} s, {frozen['times']:.0f} x"
-    return Cell(f"{frozen['again_s']:.4f} s", text, frozen["times"] >= 20)
+def held(part: Any) -> Cell:
+    return Cell(f"{part['held']:.3f} x", met=part["held"] <= 1.02)
+
+
+def turns(size: str) -> Callable[[Any], Cell]:
+    """Of park.py: how much of the steps of a loop are trips."""
+
+    def read(part: Any) -> Cell:
+        ours, theirs = (part["loop"][size][name] for name in ("penstock", "by hand"))
+        return Cell(*(f"{each['share']:.0%} of {each['step_s']:.2f} s" for each in (ours, theirs)))
+
+    return read
+
+
+def over_both(part: Any) -> Cell:
+    rates = part["relayed"]["gbps"]
+    return compared(rates["both links"], rates["one link"], "GB/s", 1.8)
+
+
+def skipped(name: str) -> Callable[[Any], Cell]:
+    def read(part: Any) -> Cell:
+        its = part[name]
+        text = f"{its['whole_s']:.3f} s, {its['times']:.0f} x"
+        return Cell(f"{its['again_s']:.4f} s", text, its["times"] >= 20 if name == "frozen" else None)
+
+    return read
 
 
 def swapped(part: Any) -> Cell:
@@ -441,7 +464,13 @@ OTHERS: dict[str, tuple[tuple[str, str, str, Callable[[Any], Cell | None]], ...]
         ("state that leaves the GPU again, `park`", RAW_PINNED, "95 %", trip(LATER, "down", RAW_PINNED, 0.95)),
         ("state that comes back, `resume`", RAW_PINNED, "95 %", trip(LATER, "up", RAW_PINNED, 0.95)),
         ("the first `park`", "`.to('cpu')`", "15 x", trip("penstock, first", "down", ".to('cpu')", 15)),
-        ("a frozen model and 1 % of it, again", "all of it", "20 x", skipped),
+        ("the first `park`, beside a library", "torch_memory_saver", "5 x", trip("penstock, first", "down", SAVER, 5)),
+        ("pinned memory that a `park` holds", "the state", "1.02 x", held),
+        ("generate, park, train, resume; 1 B", "`.to()` by hand", "", turns("1 B")),
+        ("generate, park, train, resume; 7 B", "`.to()` by hand", "", turns("7 B")),
+        ("`resume` over two links", "one link", "1.8 x", over_both),
+        ("a frozen model and 1 % of it, again", "all of it", "20 x", skipped("frozen")),
+        ("the same by hashes of the GPU", "all of it", "", skipped("unchanged")),
         ("two models in turn, `swap`", "one direction", "1.1 x", swapped),
     ),
     "replay": (

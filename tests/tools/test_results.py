@@ -125,7 +125,15 @@ def a_run(good: bool) -> dict:
                     rows.LATER: {"down_gbps": fast if good else 1.0, "up_gbps": fast if good else 1.0},
                     "penstock, first": {"down_gbps": fast if good else 1.0},
                     ".to('cpu')": {"down_gbps": 1.0},
+                    rows.SAVER: {"down_gbps": 1.0},
                 },
+                "held": 1.0 if good else 2.0,
+                "loop": {
+                    size: {name: {"share": 0.1, "step_s": 1.0} for name in ("penstock", "by hand")}
+                    for size in ("1 B", "7 B")
+                },
+                "relayed": {"gbps": {"one link": 50.0, "both links": fast}},
+                "unchanged": {"again_s": 0.01, "whole_s": 0.2, "times": 20},
                 "frozen": {"again_s": 0.01, "whole_s": 0.2, "times": 20 if good else 2},
                 "swap": {"swap_s": 0.1, "one_way_s": 0.1, "times": 1.0 if good else 2},
             },
