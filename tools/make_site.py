@@ -58,6 +58,21 @@ def gather(penstock: str, packages: pathlib.Path) -> None:
     (PACKAGES / "penstock").symlink_to(packages / "penstock")
 
 
+def link_api() -> None:
+    """Links the pages and the public names that docstrings name."""
+    page = SITE / "docs/api/index.html"
+    text = re.sub(r"\bdocs/([a-z-]+)\.md\b", r'<a href="../\1/">\g<0></a>', page.read_text())
+    page.write_text(re.sub(r"(?<=[ (])<code>(?:penstock\.)?(\w+)</code>", link_name(text), text))
+
+
+def link_name(page: str):
+    def link(found: re.Match) -> str:
+        anchor = f"penstock.{found[1]}"
+        return f'<a href="#{anchor}">{found[0]}</a>' if f'id="{anchor}"' in page else found[0]
+
+    return link
+
+
 def dead_links() -> list:
     """Links between the site's pages to files that it lacks. Zensical itself looks only at links to pages."""
     dead = []
@@ -91,4 +106,5 @@ def check() -> None:
 if __name__ == "__main__":
     gather(sys.argv[1], pathlib.Path(sys.argv[2]).resolve())
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=SITE.parent, check=True)
+    link_api()
     check()

@@ -21,9 +21,16 @@ class Relayed:
 
 
 def relayed(device: Any = "auto", over: Any = "auto") -> Relayed:
-    """A device that is fed over the links of others, too: pass it as `device`.
+    """A device that is fed over the links of others, too: pass it as `device`. Raises nothing itself.
 
-    `over` is a list of other devices, or "auto" for all that reach the memory of `device`: see `relay` of `to_device`.
+    Args:
+        device: The device that receives.
+        over: A list of other devices, or "auto" for all that reach the memory of `device`: see `relay` of `to_device`.
+
+    Examples:
+        >>> fast = penstock.relayed("host:1", over=["host:2"])
+        >>> penstock.to_device(images, fast).shape
+        (600, 1, 28, 28)
     """
     return Relayed(device, over if isinstance(over, str) or not isinstance(over, Iterable) else list(over))
 

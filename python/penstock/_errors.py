@@ -8,21 +8,50 @@ import sys
 
 
 class Error(Exception):
-    """Base of penstock's own errors."""
+    """Base of penstock's own errors.
+
+    Examples:
+        >>> try:
+        ...     penstock.load_safetensors(model_file, "host", names=["tail.weight"])
+        ... except penstock.Error as error:
+        ...     print(type(error).__name__)
+        InvalidArgument
+    """
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument has no meaning: an unknown device, a wrong shape."""
+    """An argument has no meaning: an unknown device, a wrong shape.
+
+    Examples:
+        >>> penstock.to_device(images, "gpu")
+        Traceback (most recent call last):
+        penstock.InvalidArgument: unknown device
+    """
 
 
 class Unsupported(Error, RuntimeError):
-    """The machine, the kernel or a limit refuses a call that works elsewhere."""
+    """The machine, the kernel or a limit refuses a call that works elsewhere.
+
+    Examples:
+        >>> try:
+        ...     weights = penstock.load_safetensors(model_file, "host", dtype="float16")
+        ... except penstock.Unsupported:  # by the library of the tensors
+        ...     weights = penstock.load_safetensors(model_file, "host")
+    """
 
 
 class OutOfMemory(Error, MemoryError):
-    """A request did not fit. `asked`, `used` and `free` are bytes of the pool or device that refused, 0 if unknown.
+    """A request did not fit. If PyTorch is imported, it is also a `torch.OutOfMemoryError`.
 
-    If PyTorch is imported, it is also a `torch.OutOfMemoryError`, which batch-size finders catch.
+    Attributes:
+        asked: Bytes that were asked for; like the others, 0 if unknown.
+        used: Bytes that are in use of the pool or device that refused.
+        free: Bytes that are free there.
+
+    Examples:
+        >>> penstock.Loader(images, batch_size=64, device="host", device_budget_bytes=1000)
+        Traceback (most recent call last):
+        penstock.OutOfMemory: device_budget_bytes
     """
 
     asked: int = 0
@@ -31,7 +60,19 @@ class OutOfMemory(Error, MemoryError):
 
 
 class DeviceError(Error, RuntimeError):
-    """A device or its driver failed. `name` is the driver's error name, `call` the function, `code` its number."""
+    """A device or its driver failed.
+
+    Attributes:
+        name: The driver's name of the error.
+        call: The function that failed.
+        code: The error's number.
+
+    Examples:
+        >>> try:
+        ...     there = penstock.to_device(images, "auto")
+        ... except penstock.DeviceError as error:
+        ...     print(error.name, error.call, error.code)
+    """
 
     name: str = ""
     call: str = ""
@@ -49,7 +90,15 @@ class FileError(Error, OSError):
 
 
 class Closed(Error, RuntimeError):
-    """The object was closed before the work was done."""
+    """The object was closed before the work was done.
+
+    Examples:
+        >>> closed = penstock.Loader(images, 64, device="host")
+        >>> closed.close()
+        >>> next(iter(closed))
+        Traceback (most recent call last):
+        penstock.Closed: This Loader is closed.
+    """
 
 
 def note(error: BaseException, text: str) -> None:
@@ -66,7 +115,12 @@ def note(error: BaseException, text: str) -> None:
 
 
 class NotShardedWarning(UserWarning):
-    """Several processes train together, and each gets all samples. The message says what to write."""
+    """Several processes train together, and each gets all samples. The message says what to write.
+
+    Examples:
+        >>> import warnings
+        >>> warnings.simplefilter("error", penstock.NotShardedWarning)  # let a job fail
+    """
 
 
 def out_of_memory(message: str) -> OutOfMemory:

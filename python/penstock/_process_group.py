@@ -15,27 +15,30 @@ from ._loader.shared_dataset import _job, _local_processes
 
 
 class ProcessGroup:
-    """Processes of one host, one device each, that need the same batches: ranks of tensor, context or sequence
-    parallelism. Each writes::
-
-        group = penstock.ProcessGroup()
-        loader = penstock.Loader(data, batch_size=256, shuffle=True, seed=1, group=group)
+    """Processes of one host, one device each, that need the same batches, as ranks of tensor parallelism do.
 
     Each brings its part of a batch over its own link, and copies the parts of the others from their GPUs' memory. The
-    parts are in proportion to the rates that `penstock link` measured for each GPU. They are equal if one was not
-    measured, or if the slowest has at least 95 % of the fastest one's rate. If the GPUs do not reach each other, each
-    brings whole batches; `describe()` says so, and why. The processes make the same Loaders in the same order, with the
-    same data, and ask for equally many batches. If one ends, the others raise Error. `feed` takes one, too: its
-    processes then wrap equal DataLoaders. `to_device` and `load_safetensors` take one for trees and weights.
+    processes make the same Loaders in the same order, with the same data, and ask for equally many batches. Pass it to
+    `feed`, around equal DataLoaders, to `to_device` and to `load_safetensors`, too. docs/distributed.md says more.
 
-    `ranks`: the ranks of the group's processes, as torch.distributed counts them, or a process group of
-    torch.distributed. By default all processes of the job; they are on this host then. If there are several groups,
-    each with its own samples, pass the Loader `rank`, the number of the group, and `world_size`, the number of groups.
-    `rank` and `processes`: this process's place in the group, and their number, if neither torch.distributed nor
-    torchrun says so. `name`: a name, if the processes do not make their Loaders in the same order. `job`: as in
-    SharedDataset. `timeout`: seconds that a process waits for another that lives and does not do its part.
+    Args:
+        ranks: The ranks of the group's processes, as torch.distributed counts them, or a process group of
+            torch.distributed. By default all processes of the job; they are on this host then. If there are several
+            groups, each with its own samples, pass the Loader `rank`, the number of the group, and `world_size`.
+        rank: This process's place in the group, if neither torch.distributed nor torchrun says so.
+        processes: The number of processes in the group, likewise.
+        name: A name, if the processes do not make their Loaders in the same order.
+        job: As in SharedDataset.
+        timeout: Seconds that a process waits for another that lives and does not do its part.
 
-    Raises InvalidArgument if this process is not one of `ranks`, and if ranks or job are not known.
+    Raises:
+        InvalidArgument: This process is not one of `ranks`, or ranks or job are not known.
+        Error: From what it is passed to, if another process ends.
+
+    Examples:
+        >>> group = penstock.ProcessGroup(rank=0, processes=1)  # torchrun sets these
+        >>> for batch in penstock.Loader(images, 64, shuffle=True, seed=1, device=group):
+        ...     pass
     """
 
     def __init__(

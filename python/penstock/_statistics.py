@@ -21,9 +21,17 @@ def lines_as_html(what: str, lines: list[str]) -> str:
 
 
 class FeedStatistics(_Figures):
-    """What a feed or a Loader did, and where its time went. docs/statistics.md explains the attributes.
+    """What a feed or a Loader did, and where its time went: docs/statistics.md explains the figures. Raises nothing.
 
-    `device` is where the batches went. `timeline` is a list of BatchTimes of the latest batches.
+    Attributes:
+        device: Where the batches went.
+        timeline: A list of BatchTimes of the latest batches.
+
+    Examples:
+        >>> fed = penstock.feed(loader, "host")
+        >>> epoch = list(fed)
+        >>> fed.stats().samples, fed.stats().batches
+        (600, 10)
     """
 
     def __init__(

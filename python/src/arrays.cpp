@@ -95,8 +95,12 @@ void bind_arrays(nb::module_& module) {
   nb::class_<DeviceArray>(
       module, "Array",
       "An array on a GPU, which penstock returns if PyTorch is not imported. CuPy, JAX and\n"
-      "others take it by DLPack (`cupy.from_dlpack(array)`) without a copy, Numba by\n"
-      "`__cuda_array_interface__`. A stream that takes an array must outlive it.")
+      "others take it by DLPack without a copy, Numba by `__cuda_array_interface__`. A stream\n"
+      "that takes an array must outlive it.\n\n"
+      "Examples:\n"
+      "    >>> there = penstock.to_device(images, \"auto\")\n"
+      "    >>> if isinstance(there, penstock.Array):\n"
+      "    ...     there = cupy.from_dlpack(there)")
       .def_prop_ro(
           "shape", [](const DeviceArray& array) { return shape_of(array.leaf); },
           nb::sig("def shape(self) -> tuple[int, ...]"), "Extent of each axis.")

@@ -78,7 +78,11 @@ void translate(const std::exception_ptr& pointer, void* /*payload*/) {
 }
 
 void bind_devices(nb::module_& module) {
-  nb::class_<DeviceInfo>(module, "DeviceInfo", "A device of this machine.")
+  nb::class_<DeviceInfo>(module, "DeviceInfo",
+                         "A device of this machine.\n\n"
+                         "Examples:\n"
+                         "    >>> for device in penstock.devices():\n"
+                         "    ...     name, size = device.spec, device.memory_bytes")
       .def_ro("spec", &DeviceInfo::spec, "The name that `device=` takes: \"cuda:0\", \"host\".")
       .def_ro("backend", &DeviceInfo::backend, "\"cuda\" or \"host\".")
       .def_ro("index", &DeviceInfo::index)

@@ -1,5 +1,7 @@
-"""Runs the Python blocks of the documents."""
+"""Runs the Python blocks of the documents, and the examples of the docstrings."""
 
+import doctest
+import inspect
 import pathlib
 import re
 import subprocess
@@ -18,6 +20,23 @@ def blocks(document):
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
+def names_for_examples(folder, steps):
+    """What the blocks and the examples use without saying where it comes from."""
+    torch = pytest.importorskip("torch")
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (600, 1, 28, 28), dtype=np.uint8)
+    labels = generator.integers(0, 10, 600)
+    dataset = torch.utils.data.TensorDataset(torch.from_numpy(images), torch.from_numpy(labels))
+    return {
+        "images": images,
+        "labels": labels,
+        "loader": torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True),
+        "train_step": lambda x, y: steps.append((len(x), len(y))),
+        "checkpoint": folder / "checkpoint.safetensors",
+        "model_file": safetensors_files.write(folder / "model", {"head.weight": ("F32", (1, 2), bytes(8))}),
+    }
+
+
 @pytest.mark.parametrize(
     "document",
     [
@@ -31,20 +50,8 @@ def blocks(document):
     ],
 )
 def test_documents(document, capsys, tmp_path):
-    torch = pytest.importorskip("torch")
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (600, 1, 28, 28), dtype=np.uint8)
-    labels = generator.integers(0, 10, 600)
-    dataset = torch.utils.data.TensorDataset(torch.from_numpy(images), torch.from_numpy(labels))
     steps = []
-    names = {
-        "images": images,
-        "labels": labels,
-        "loader": torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True),
-        "train_step": lambda x, y: steps.append((len(x), len(y))),
-        "checkpoint": tmp_path / "checkpoint.safetensors",
-        "model_file": safetensors_files.write(tmp_path / "model", {"head.weight": ("F32", (1, 2), bytes(8))}),
-    }
+    names = names_for_examples(tmp_path, steps)
     programs = blocks(document)
     assert programs
     for program in programs:
@@ -55,6 +62,31 @@ def test_documents(document, capsys, tmp_path):
         assert "Pair (4, 1, 28, 28)" in printed
         assert "{'head.weight': (1, 2)}" in printed
         assert "600 samples: each of the epoch's once" in printed
+
+
+@pytest.mark.parametrize("name", [name for name in penstock.__all__ if name != "__version__"])
+def test_docstrings_name_all_arguments_and_their_examples_run(name, tmp_path, monkeypatch, recwarn):
+    thing = getattr(penstock, name)
+    text = inspect.getdoc(thing)
+    if inspect.isfunction(thing) or "\nArgs:\n" in text:
+        given = text.partition("\nArgs:\n")[2].partition("\n\n")[0]
+        listed = ", ".join(re.findall(r"^    ([a-z_]+(?:, [a-z_]+)*): ", given, re.MULTILINE)).split(", ")
+        taken = {*inspect.signature(thing).parameters} - {"not_taken"}
+        assert sorted(filter(None, listed)) == sorted(taken)
+        assert re.search(r"^Raises:$|[Rr]aises (nothing|what)", text, re.MULTILINE)
+    names = names_for_examples(tmp_path, []) | {"penstock": penstock, "gpu": "host"}
+    names["torch"] = torch = sys.modules["torch"]
+    names["model"], names["x"] = torch.nn.Linear(4, 2), torch.rand(3, 4)
+    names["encoder"], names["decoder"] = torch.nn.Linear(4, 2), torch.nn.Linear(2, 4)
+    names["optimizer"] = torch.optim.SGD(names["model"].parameters(), 0.1)
+    names["token_file"] = tmp_path / "tokens.bin"
+    np.arange(5000, dtype=np.uint16).tofile(names["token_file"])
+    (tmp_path / "imagenet" / "train" / "cats").mkdir(parents=True)
+    (tmp_path / "imagenet" / "train" / "cats" / "0.jpg").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    [test] = doctest.DocTestFinder(recurse=False).find(thing, name, globs=names)
+    assert test.examples
+    doctest.DebugRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL).run(test)
 
 
 def test_the_ten_minutes_are_one_program(tmp_path):

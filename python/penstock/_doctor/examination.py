@@ -33,15 +33,26 @@ def diagnose(
 ) -> LoaderVerdict:
     """Measure a PyTorch DataLoader stage by stage, and say what limits it and how many workers pay.
 
-    `loader` is a DataLoader. Batches are loaded by copies of it: as it is configured, with one of fetch, collate,
-    transport between processes and pinning left out, and with other numbers of workers. Each of these runs takes about
-    `seconds`, and at least two batches of each worker. An iterable-style dataset begins anew in each of them.
-    `step_seconds` is the time that the consumer takes for a batch. Pinning and the copy to the device are measured if
-    there is a GPU.
+    Batches are loaded by copies of it: as it is configured, with one of fetch, collate, transport between processes and
+    pinning left out, and with other numbers of workers. An iterable-style dataset begins anew in each of these runs.
+    The loader, its sampler and the random states of PyTorch, NumPy and Python are left as they were. Side effects of
+    the dataset are not undone.
 
-    Returns a LoaderVerdict: print it, or see `as_dict()`. The loader, its sampler and the random states of PyTorch,
-    NumPy and Python are left as they were. Side effects of the dataset are not undone. Exceptions of the dataset pass
-    through. Raises InvalidArgument for other loaders, and ImportError without PyTorch.
+    Args:
+        loader: A DataLoader.
+        seconds: What each run takes, about. A run has at least two batches of each worker.
+        device: As in `to_device`. If it is a GPU, pinning and the copy to it are measured.
+        step_seconds: The time that the consumer takes for a batch.
+
+    Raises:
+        InvalidArgument: It is another kind of loader, or has no batches.
+        ImportError: PyTorch is missing.
+        Exception: What the dataset raises.
+
+    Examples:
+        >>> verdict = penstock.diagnose(loader, seconds=0.05, step_seconds=0.02)
+        >>> verdict.as_dict()["limited_by"] == verdict.limited_by
+        True
     """
     return examine(loader, Watch(), seconds=seconds, device=device, step_seconds=step_seconds)
 

@@ -320,9 +320,16 @@ NOTES: tuple[Callable[[Timings], str | None], ...] = (_short_epoch, _step_on_top
 
 
 class LoaderVerdict:
-    """What limits a DataLoader: see `diagnose` and docs/doctor.md. Print it for the report.
+    """What limits a DataLoader: the result of `diagnose`. Print it for the report, which docs/doctor.md explains.
 
-    `timings` are the measured times, `limited_by` is the stage that sets the pace, and `findings` is a list of Finding.
+    Attributes:
+        timings: The measured times.
+        limited_by: The stage that sets the pace.
+        findings: A list of Finding.
+
+    Examples:
+        >>> verdict = penstock.diagnose(loader, seconds=0.05)
+        >>> changes = [finding.change for finding in verdict.findings]
     """
 
     def __init__(self, timings: Timings):

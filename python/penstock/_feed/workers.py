@@ -30,10 +30,18 @@ _given_back: collections.deque[int] = collections.deque()  # not yet taken from 
 def worker_memory_limit(limit: int | None = None) -> int:
     """The bytes of shared memory that DataLoaders' workers may fill with batches on their way, all feeds together.
 
-    `limit`: sets it; 0: no batch goes through shared slots. Without it, a quarter of the memory that this process may
-    use, shared between the processes that torchrun started on this machine. Memory is taken as batches need it, and a
-    batch that finds no room goes as DataLoader sends it. What feeds have already is not taken back. Raises
-    InvalidArgument for what is not a number of bytes. Thread-safe.
+    Memory is taken as batches need it, and a batch that finds no room goes as DataLoader sends it. Thread-safe.
+
+    Args:
+        limit: Sets it. 0: no batch goes through shared slots. What feeds have already is not taken back. At first it is
+            a quarter of the memory that this process may use, shared between the processes that torchrun started here.
+
+    Raises:
+        InvalidArgument: It is not a number of bytes.
+
+    Examples:
+        >>> penstock.worker_memory_limit() > 0
+        True
     """
     global _limit
     if limit is not None:

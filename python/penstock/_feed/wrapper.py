@@ -58,68 +58,47 @@ def feed(
 ) -> Feed[Any]:
     """Wrap a loader so that its batches arrive on a device, `prefetch_depth` of them ahead.
 
-    `loader` is any iterable of batches, such as a DataLoader. A batch is any nest that `to_device` takes. Each becomes
-    one packed transfer on a copy stream. When a batch is handed out, PyTorch's current stream waits for it, and the
-    host does not. Batches stay valid for as long as they are kept.
+    Each batch becomes one packed transfer on a copy stream. When it is handed out, PyTorch's current stream waits for
+    it, and the host does not. Batches stay valid for as long as they are kept.
 
-    Order, length, errors and state are those of the loader. `iter()` begins an epoch as the loader's does: workers
-    start, and the same is drawn from PyTorch's random state. If a batch raises, the exception comes in that batch's
-    place, and the next `next()` goes on as the loader does. If the loader has `state_dict`, `load_state_dict` and
-    `set_epoch`, the feed has them too. The state is that of the batch that was handed out, without those read ahead.
+    Order, length, errors and state are the loader's. If a batch raises, the exception comes in that batch's place, and
+    the next `next()` goes on as the loader does. If the loader has `state_dict`, `load_state_dict` and `set_epoch`, the
+    feed has them too; its state leaves out the batches that are read ahead. A feed around a DataLoader whose sampler is
+    `penstock.Sampler` has a state of its own. Around a loader that Accelerate prepared, batches go to its device.
 
-    Around a DataLoader whose sampler is `penstock.Sampler`, alone or in PyTorch's BatchSampler, a feed has a state of
-    its own: the place in the epoch, which can be loaded with another number of processes, another batch size and other
-    `num_workers`. `resumable=True` asks for a state, and is an InvalidArgument if none can be kept. If samples are
-    gathered natively, it also keeps one for PyTorch's SequentialSampler, RandomSampler and DistributedSampler, whose
-    order stays PyTorch's. The rest of such an epoch, once it is resumed, takes nothing from PyTorch's random state.
-
-    Around a loader that Accelerate prepared, batches go to Accelerate's device. Its `end_of_dataloader` and `remainder`
-    are those of the batch that was handed out. A feed of a feed is a feed of the inner one's loader.
-
-    If a batch has its own `to(device)`, that is called; for a GPU, its `pin_memory()` is called before. See also
-    `register_batch_type`.
-
-    If several processes train together and nothing shards the loader's samples, a NotShardedWarning says what to
-    write, once, when iteration begins. `sharded=True` says that they are sharded.
-
-    If the loader is a DataLoader whose dataset is a TensorDataset, or a Subset of one, its samples are gathered
-    natively, without worker processes: the same batches in the same order, and the same random state afterwards. The
-    loader must be a plain DataLoader with the default collate_fn, and its workers must have no worker_init_fn of the
-    user's. The tensors are read in place: they may change between epochs, but not while one is under way. A dataset
-    whose samples are the rows of tensors says so with a property `__penstock_tensors__`, a tuple or dict of them, in
-    the class that has `__getitem__`. `native=False` turns this off, and `describe()` says what was done and why.
-
-    `pictures=True`: the dataset is torchvision's ImageFolder, or a Subset of one, and penstock decodes its pictures in
-    threads, without worker processes: see `Pictures`, which lists the transforms that are done. Samples, order and
-    targets are the loader's. Pixels may differ by 1 from torchvision's, and by more if a JPEG shrinks by four or more.
-    The random numbers of the transforms are penstock's own: they follow from the seed that an epoch draws for its
-    workers. If a transform is not done here, it is an InvalidArgument that names it. Without the option, `describe()`
-    says what it would do.
-
-    If a DataLoader has worker processes (`num_workers` above 0), they put their batches into shared memory, which a
-    GPU reads where it lies; see `worker_memory_limit`. On the host, a batch keeps a part of that memory for as long as
-    one of its arrays is kept. Pageable batches of other loaders that have a `num_workers` above 0 are moved in the
-    background, by threads of penstock. If this process makes the batches, PyTorch's threads pin tensors of 1 MiB and
-    more for a GPU: threads of penstock would compete with them for cores. An iterable around a loader with workers
-    must pass on its `num_workers`.
-
-    `device` may also be a list of devices, such as ["cuda:0", "cuda:1"]. Each gets every batch: an iteration gives
-    lists with one batch for each device, as a `Loader` does. Each byte crosses one link, if the devices reach each
-    other's memory: see `to_device`. If one device fails or has no memory for a batch, the error comes in that batch's
-    place. With a `ProcessGroup`, each of its processes has one device and feeds an equal DataLoader, whose sampler
-    gives the same batches, so seed PyTorch alike in all of them. Each process brings a part of every batch, or all of
-    it if the devices do not reach each other's memory. It is then an InvalidArgument if samples cannot be gathered
-    natively, and an Error if the samplers differ. With `penstock.relayed("cuda:0", over=["cuda:1"])`, the links of
-    other devices help to feed one. `group` is another spelling of a list or a ProcessGroup.
+    If the loader is a plain DataLoader of a TensorDataset, its samples are gathered natively, without worker processes.
+    The tensors may change between epochs, but not while one is under way. Workers of other DataLoaders put their
+    batches into shared memory, which a GPU reads where it lies. docs/python.md says more of both.
 
     All your code runs on the thread that iterates. The loader is asked for `prefetch_depth` more batches before one is
-    handed out. So a loader must not overwrite a batch that it has yielded (DataLoader does not), and leaving the loop
-    early leaves produced batches unused. Iterate within one stream context: a batch's memory belongs to the stream that
-    was current when it was sent.
+    handed out, so it must not overwrite a batch that it has yielded. Iterate within one stream context: a batch's
+    memory belongs to the stream that was current when it was sent.
 
-    `device`: "auto", "cuda", "cuda:1", "cpu" or "host", or a torch.device. "auto" is PyTorch's current GPU, otherwise
-    the first one, otherwise the host. `prefetch_depth`: 0 and up. Raises InvalidArgument for other
-    values, and DeviceError in a DataLoader's worker process.
+    Args:
+        loader: Any iterable of batches, such as a DataLoader. A batch is any nest that `to_device` takes. If the loader
+            wraps one with workers, it must pass on its `num_workers`.
+        device: As in `to_device`. If it is a list of devices, each gets every batch, and an iteration gives lists with
+            one batch for each. With a ProcessGroup, each of its processes feeds an equal DataLoader, whose samples must
+            be gathered natively; seed PyTorch alike in all of them. With `penstock.relayed`, the links of other devices
+            help to feed one. If a device fails or has no memory for a batch, the error comes in that batch's place.
+        prefetch_depth: Batches ahead, 0 and up. With 0 nothing overlaps.
+        sharded: True says that the processes that train together share the samples out. Otherwise a NotShardedWarning
+            comes once if nothing seems to shard them.
+        native: False: the DataLoader makes the batches of a TensorDataset. `describe()` says what was done, and why.
+        resumable: Ask for a state. If samples are gathered natively, it is also kept for PyTorch's SequentialSampler,
+            RandomSampler and DistributedSampler.
+        pictures: The dataset is torchvision's ImageFolder, or a Subset of one, and penstock decodes its pictures: see
+            `Pictures`. Samples, order and targets are the loader's; pixels and random numbers are penstock's own.
+        group: Another spelling of a list of devices or a ProcessGroup.
+
+    Raises:
+        InvalidArgument: A value does not fit, no state can be kept, or a transform of pictures is not done here.
+        DeviceError: It is called in a DataLoader's worker process, or the device fails.
+        Error: When iterating, if the samplers of a ProcessGroup differ.
+
+    Examples:
+        >>> for x, y in penstock.feed(loader, device="auto"):
+        ...     train_step(x, y)
     """
     return Feed(**locals())
 
@@ -128,7 +107,13 @@ class Feed(Generic[Batch]):
     """The result of `feed`: an iterable with the length and the attributes of the loader that it wraps.
 
     Attributes whose names begin with an underscore stay the loader's own. Assigning to an attribute of the loader
-    assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0.
+    assigns to the loader. A feed can be pickled if its loader can; the copy's statistics begin at 0. Takes and raises
+    what `feed` does.
+
+    Examples:
+        >>> fed = penstock.feed(loader, device="auto")
+        >>> len(fed), fed.batch_size  # the loader's
+        (10, 64)
     """
 
     _options: dict[str, Any] = feed.__kwdefaults__  # the defaults, by name
@@ -139,7 +124,6 @@ class Feed(Generic[Batch]):
         return object.__new__(kind)
 
     def __init__(self, loader: Iterable[Any], device: Any = "auto", prefetch_depth: int = 2, **options: Any):
-        """Takes what `feed` takes."""
         unknown = options.keys() - self._options.keys()
         if unknown:
             raise TypeError(f"a feed has no option {', '.join(sorted(unknown))}")

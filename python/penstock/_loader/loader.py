@@ -45,75 +45,73 @@ _TUNED = frozenset(field.name for field in dataclasses.fields(Tuning))
 class Loader:
     """Feeds arrays to a device, epoch after epoch: shuffled, batched, and ahead of the consumer.
 
-    `data`: one array, or a tuple, list or dict of them, a TensorDataset or a TensorDict; the first axis of each counts
-    samples. NumPy arrays, memory maps and PyTorch tensors without gaps are read in place, without a copy, so they must
-    not change meanwhile. Strided ones are copied once, and other arrays are converted to NumPy. Batches have the same
-    structure. A table (pandas, polars, Arrow, a Hugging Face dataset, anything with an Arrow C stream) becomes a dict
-    of its columns, each in its own type; nulls are refused. Within a tuple, list or dict it becomes a matrix of its
-    columns, so `(frame[names], frame["target"])` gives batches of a matrix and a target. The path of a .npy file stands
-    for its array; that of a .npz or .safetensors file, alone, for a dict of its arrays. A `SharedDataset` is one
-    copy for all processes of a host. The order of the samples follows from `seed` and the epoch.
-
-    A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a
-    GPU. Its memory is a slot of a ring. The slot goes back to the loader when the last tensor of the batch and the last
-    view of it are gone, and the work then queued on the loop's stream is done. To keep data for longer, clone it.
-    Later work of PyTorch's current stream waits for the batch; the host does not.
+    A batch is PyTorch tensors if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a GPU,
+    in the structure of `data`. Its memory is a slot of a ring. The slot goes back to the loader when the last tensor of
+    the batch and the last view of it are gone, and the work then queued on the loop's stream is done. To keep data for
+    longer, clone it. Later work of PyTorch's current stream waits for the batch; the host does not.
 
     One iteration is one epoch, and one iterator is in use at a time: `iter()` ends the one before it, whose `next()`
-    then raises Closed. For two loops at once, make two Loaders.
+    then raises Closed. For two loops at once, make two Loaders. The order of the samples follows from `seed` and the
+    epoch. A Loader can be pickled with its data; the copy goes on where this one stands, or begins anew if it has a
+    sampler. docs/loader.md says how it works.
 
-    - `batch_size`, `shuffle`, `seed`, `drop_last`: as in PyTorch. None is a batch size of 1.
-    - `device`: as in `to_device`. A list of devices, such as ["cuda:0", "cuda:1"]: each gets every batch, and an
-      iteration gives lists with one batch for each device. Each byte crosses one link, if the devices reach each
-      other's memory. A `ProcessGroup`: each of its processes has one device, and all get the same batches. Samplers
-      must then give the same indices in all of them; if they do not, iterating raises Error.
-      `penstock.relayed("cuda:0", over=["cuda:1"])`: the links of others help to feed a device. They pull parts of each
-      batch into buffers of their own, and give way if others use their wires. A neighbour's link is the neighbour's, so
-      nothing is relayed unless this is given. `over="auto"` opens all GPUs that this process sees. Takes no
-      `residency`.
-    - `features`, `target`: columns of a table. A batch is then a matrix of the columns that `features` lists, or a pair
-      of it and the target: one column, or a matrix of a list. If one of them is None, the features are all others.
-    - `group`, `relay`: other spellings of `device`. `group` is a list of devices or a ProcessGroup, and `relay` is
-      `over`.
-    - `sampler`, `batch_sampler`: as in PyTorch, an iterable of indices, or of batches of them. They may repeat, so
-      WeightedRandomSampler works, and begin anew with each iteration. `batch_size` is that of the largest batch, if
-      the batch sampler has no attribute of this name. They are asked on the thread that iterates, `prefetch_depth`
-      batches ahead, and must not use the Loader. An exception of theirs comes in the place of its batch. With
-      `shuffle`, `seed`, or a share of several processes, they are an error: the sampler decides these. There is then
-      no `state_dict()`.
-    - `to`: deliver wider types. A name is for all fields that can be widened to it, except fields without axes besides
-      that of samples: "float32" is for uint8 images, and labels stay. A dict or a sequence names a type for each field.
-      "bfloat16" on the host needs PyTorch or ml_dtypes. For a float type, float64, bools and wide integers are copied
-      once, converted, into memory. A name alone means those of tables, and float64 of any array with axes. Integers
-      that the type would round are refused.
-    - `scale`, `shift`: value * scale + shift in float32, for fields that `to` delivers as float32, float16 or
-      bfloat16: a number, or as many as one axis of a sample is long (the channels), or a dict of these.
-    - `rank`, `world_size`: this process's share, by the rules of DistributedSampler. `distributed=True` takes them
-      from torch.distributed if that is in use, otherwise from the environment that torchrun sets. If several
-      processes train together and neither is given, a NotShardedWarning says so when iteration begins.
-    - `residency`: how much stays on the device: "none", "all", "auto", or a fraction.
-    - `prefetch_depth`: batches ahead, 1 to 64.
-    - `memory`: host memory for samples of mapped files and memory maps that are read from a disk, as a number of bytes
-      or "8GiB". Later epochs do not read those again. None: the system's page cache keeps them, unless the files are
-      larger than the memory that is free. With shuffled Parquet files: for three windows of rows; None is 1 GiB.
-    - `device_budget_bytes`: most device memory; 0: half of the free memory.
-    - `pack`: for samples of different lengths, such as texts as tokens: `Loader({"input_ids": column}, pack=
-      {"input_ids": 65_536})`. Data is a table, or a dict, of columns of lists (Arrow, polars, Hugging Face) or of pairs
-      (values, offsets), with the same lengths in each. They are read in place. A batch is one pack, a dict: the values
-      of whole samples, one behind the other, at most as many as `pack` says; `cu_seqlens`, int32, where each sample
-      begins, and the end; and `max_seqlen`, the length of the longest, a number. Its `positions()` are made on the
-      device. Each sample goes into the first pack with room, of up to 16 that are being filled in the order of the
-      epoch; samples without values are left out. Processes share packs out. The number of batches differs from epoch to
-      epoch, and `len()` is that of the current one.
-    - `pad`: "longest", for such data: a batch is a dict of matrices of `batch_size` samples, with zeros behind them up
-      to the longest, and of `lengths`, int32.
-    - `tuning`: a `penstock.Tuning`, for experiments: how samples are gathered, by how many threads, and the like.
+    Args:
+        data: One array, or a tuple, list or dict of them, a TensorDataset or a TensorDict; the first axis of each
+            counts samples. NumPy arrays, memory maps and PyTorch tensors without gaps are read in place, so they must
+            not change meanwhile. Others are copied once. A table (pandas, polars, Arrow, a Hugging Face dataset,
+            anything with an Arrow C stream) becomes a dict of its columns, each in its own type; nulls are refused.
+            Within a tuple, list or dict it becomes a matrix of its columns: `(frame[names], frame["target"])`. The path
+            of a .npy file stands for its array; that of a .npz or .safetensors file, alone, for a dict of its arrays.
+            Or what `Pictures`, `tokens` and `SharedDataset` give.
+        batch_size, shuffle, seed, drop_last: As in PyTorch. None is a batch size of 1.
+        device: As in `to_device`. If it is a list of devices, each gets every batch, and an iteration gives lists with
+            one batch for each. With a `ProcessGroup`, each of its processes has one device, and all get the same
+            batches; samplers must then give the same indices in all of them. With `penstock.relayed`, the links of
+            others help to feed a device; `residency` is then refused.
+        features, target: Columns of a table. A batch is then a matrix of the columns that `features` lists, or a pair
+            of it and the target: one column, or a matrix of a list. If one of them is None, the features are all
+            others.
+        group, relay: Other spellings of `device`: a list of devices or a ProcessGroup, and `over` of `relayed`.
+        sampler, batch_sampler: As in PyTorch, an iterable of indices, or of batches of them, which may repeat, and
+            begins anew with each iteration. It is asked on the thread that iterates, `prefetch_depth` batches ahead,
+            and must not use the Loader. Its exception comes in the place of the batch. `batch_size` is that of the
+            largest batch, if the batch sampler has no attribute of this name. There is then no `state_dict()`, and
+            `shuffle`, `seed` and a share of several processes are an error.
+        to: Deliver wider types. A name is for all fields that can be widened to it, except fields without axes besides
+            that of samples: "float32" is for uint8 images, and labels stay. A dict or a sequence names a type for each
+            field. For a float type, float64, bools and wide integers are copied once, converted; a name alone means
+            those of tables, and float64 of any array with axes. Integers that the type would round are refused.
+        scale, shift: value * scale + shift in float32, for fields that `to` delivers as float32, float16 or bfloat16: a
+            number, or as many as one axis of a sample is long (the channels), or a dict of these.
+        rank, world_size: This process's share, by the rules of DistributedSampler.
+        distributed: True takes both from torch.distributed if that is in use, otherwise from what torchrun sets.
+        residency: How much stays on the device: "none", "all", "auto", or a fraction.
+        prefetch_depth: Batches ahead, 1 to 64.
+        memory: Host memory for samples of files that are read from a disk, as a number of bytes or "8GiB": later epochs
+            do not read those again. None: the system's page cache keeps them, unless the files are larger than the
+            memory that is free. With shuffled Parquet files: for three windows of rows; None is 1 GiB.
+        device_budget_bytes: Most device memory; 0: half of the free memory.
+        pack: For samples of different lengths, such as tokens of texts: `{"input_ids": 65_536}`, the values of a batch
+            at most. Data is a table, or a dict, of columns of lists or of pairs (values, offsets). A batch is a dict:
+            the values of whole samples side by side; `cu_seqlens`, int32, where each begins, and the end; `max_seqlen`,
+            a number; `positions()`. `len()` is the number of packs of the current epoch. See docs/feeding-what.md.
+        pad: "longest", for such data: a batch is a dict of matrices of `batch_size` samples, with zeros behind them up
+            to the longest, and of `lengths`, int32.
+        tuning: A `penstock.Tuning`, for experiments.
 
-    Attributes: `device`, `devices` (of a group, or `device` and those that relay to it), `batch_size`, `drop_last`, and
-    `dataset`, which has a length and gives single samples. A Loader can be pickled with its data; the copy goes on
-    where this one stands, or begins anew if it has a sampler.
-    If making one takes seconds, a line on the terminal, or in the notebook, says what it does.
-    Raises InvalidArgument for arguments that do not fit, and OutOfMemory if the budget is too small.
+    Attributes:
+        device, devices: Where batches go; `devices` are those of a group, or `device` and those that relay to it.
+        dataset: What is fed. It has a length, and gives single samples.
+
+    Raises:
+        InvalidArgument: Arguments do not fit.
+        OutOfMemory: The budget is too small.
+        Error: When iterating, if samplers of a ProcessGroup differ.
+
+    Examples:
+        >>> batches = penstock.Loader((images, labels), 64, shuffle=True, device="host", to="float32", scale=1 / 255)
+        >>> for x, y in batches:
+        ...     train_step(x, y)
     """
 
     def __init__(

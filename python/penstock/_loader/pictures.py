@@ -23,39 +23,48 @@ _LARGEST = 16384
 class Pictures:
     """Encoded images, which a `Loader` decodes, crops, resizes and augments: JPEG, PNG and WebP, others by `decode`.
 
-    Give it to a Loader. By itself it gives batches of images and labels, or of images if there are no labels. Within a
-    tuple, list or dict it is a field of images beside the others. An image is uint8 red, green and blue, `3 x height x
-    width`; `to`, `scale` and `shift` of the Loader normalise it on the device.
+    By itself it gives batches of images and labels, or of images if there are no labels. Within a tuple, list or dict
+    it is a field of images beside the others. An image is uint8 red, green and blue, `3 x height x width`; `to`,
+    `scale` and `shift` of the Loader normalise it on the device.
 
-    - `source`: a folder with a folder for each class, in the order of torchvision's ImageFolder and with its labels;
-      paths of files; encoded images as `bytes`; a column of them: of pyarrow, or an Image column of a Hugging Face
-      dataset; the path of a .tar file that WebDataset wrote, or a list of them, whose labels are the members `cls`.
-      Files are opened when they are read.
-    - `size`: height and width of an image: 224, unless `augment` lists transforms.
-    - `augment`: None: the shorter side is resized to 8/7 of `size`, and the center cropped. "imagenet": torchvision's
-      RandomResizedCrop and RandomHorizontalFlip. Or a list of transforms of torchvision, or a Compose, of these:
-      RandomResizedCrop, Resize, CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, and after those,
-      ColorJitter, RandomGrayscale, RandomErasing (whose `value` is 0 to 255). Random numbers follow from `seed`, the
-      epoch, and the number of the sample alone.
-    - `labels`: an array with one for each picture, if the source has none.
-    - `channels_last`: images are `height x width x 3`.
-    - `on_error`: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image
-      with its label, and notes it in `failures`. The Loader's `stats()` count them.
-    - `decode`: a function for pictures of other formats, and of those that this build does not decode. It takes the
-      encoded bytes, and gives uint8 pixels, `height x width x 3`, as an array or an image of Pillow: `lambda data:
-      PIL.Image.open(io.BytesIO(data)).convert("RGB")`. The loader's threads call it, several at once, with the GIL. It
-      must not use the Loader. An exception of its own is that of a picture that cannot be read.
-    - `decoder`: "host": the loader's threads decode. "device": they read the files, and the GPU decodes baseline JPEGs
-      by nvJPEG, which does not come with penstock: `pip install nvidia-nvjpeg`, or `nvidia-nvjpeg-cu12` for CUDA 12.
-      Without it the Loader raises Unsupported. Pixels differ a little from those that the host decodes. Not with
-      `memory`, `residency`, or transforms that change colors or erase. "auto": the Loader tries both, and keeps
-      to the faster.
-    - `memory`: host memory for decoded pictures, 3 bytes a pixel, as a number of bytes or "8GiB". Later epochs crop and
-      resize them without decoding them again. They stay as long as this object.
+    Args:
+        source: A folder with a folder for each class, in the order of torchvision's ImageFolder and with its labels;
+            paths of files; encoded images as `bytes`; a column of them: of pyarrow, or an Image column of a Hugging
+            Face dataset; the path of a .tar file that WebDataset wrote, or a list of them, whose labels are the members
+            `cls`. Files are opened when they are read.
+        size: Height and width of an image: 224, unless `augment` lists transforms.
+        augment: None: the shorter side is resized to 8/7 of `size`, and the center cropped. "imagenet": torchvision's
+            RandomResizedCrop and RandomHorizontalFlip. Or a list of transforms of torchvision, or a Compose, of these:
+            RandomResizedCrop, Resize, CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, and after
+            those, ColorJitter, RandomGrayscale, RandomErasing (whose `value` is 0 to 255).
+        labels: An array with one for each picture, if the source has none.
+        seed: Random numbers follow from it, the epoch, and the number of the sample alone.
+        channels_last: Images are `height x width x 3`.
+        on_error: "raise" ends the epoch with an Error that names the sample and the file. "black" gives a black image
+            with its label, and notes it in `failures`. The Loader's `stats()` count them.
+        decode: A function for pictures that this build does not decode. It takes the encoded bytes, and gives uint8
+            pixels, `height x width x 3`, as an array or an image of Pillow. The loader's threads call it, several at
+            once, with the GIL. It must not use the Loader. Its exception is that of a picture that cannot be read.
+        decoder: "host": the loader's threads decode. "device": the GPU decodes baseline JPEGs by nvJPEG (`pip install
+            nvidia-nvjpeg`, or `nvidia-nvjpeg-cu12` for CUDA 12), whose pixels differ a little. Not with `memory`,
+            `residency`, or transforms that change colors or erase. "auto": the Loader tries both, and keeps to the
+            faster.
+        memory: Host memory for decoded pictures, 3 bytes a pixel, as a number of bytes or "8GiB". Later epochs crop and
+            resize them without decoding them again. They stay as long as this object.
 
-    Attributes: `labels`, an array or None; `classes`, the names of a folder's classes by label; `failures`, what was
-    wrong with each sample that is black, for up to 1,000. `pictures[i]` decodes one, `pictures.name(i)` is its path.
-    Raises InvalidArgument for arguments that do not fit, and Error if a folder or tar file cannot be read.
+    Attributes:
+        labels: An array, or None.
+        classes: The names of a folder's classes by label.
+        failures: What was wrong with each sample that is black, for up to 1,000.
+
+    Raises:
+        InvalidArgument: Arguments do not fit.
+        Error: A folder or tar file cannot be read.
+        Unsupported: From the Loader, if the library of its `decoder` is missing.
+
+    Examples:
+        >>> pictures = penstock.Pictures("imagenet/train", augment="imagenet")
+        >>> batches = penstock.Loader(pictures, 256, shuffle=True, to="float32", scale=1 / 255)
     """
 
     dtype = "uint8"

@@ -17,23 +17,31 @@ from .sampler import UINT64
 class ReplayBuffer:
     """The latest `capacity` rows that processes of a host have written, sampled at random onto a device.
 
-        buffer = penstock.ReplayBuffer({"obs": ((4, 84, 84), "uint8"), "reward": ((), "float32")}, 1_000_000)
-        buffer.add(obs=obs, reward=1.0)     # in any process
-        batch = buffer.sample(256)          # on the device: {"obs": 256 x 4 x 84 x 84, "reward": 256}
-
-    `fields`: of each name, the shape and the dtype of a row's value, or an example with both: an array, a tensor, a
-    Gymnasium space. `device`: as in `to_device`, one. The rows lie in shared memory, which a GPU reads by itself: the
-    first `sample()` locks all of it. It is freed with the last process that has the buffer.
-
-    Pass the buffer to other processes, by fork or pickled, while the process that pickles it lives. All may write and
-    sample. Writers wait for nobody: a row that is overwritten while it is sampled is drawn anew, and a process that is
-    killed within a row leaves no trace of it.
+    The rows lie in shared memory, which a GPU reads by itself: the first `sample()` locks all of it. It is freed with
+    the last process that has the buffer. Pass the buffer to other processes, by fork or pickled, while the process that
+    pickles it lives. All may write and sample. Writers wait for nobody: a row that is overwritten while it is sampled
+    is drawn anew, and a process that is killed within a row leaves no trace of it.
 
     `len()`: rows that may be sampled. Draws are uniform, with replacement, and a batch ahead: a row that is added may
     come a batch later. They follow from `seed`, the rows that are there, and the number of samplers before: one is made
     for each process, batch size and `offsets`.
 
-    Raises InvalidArgument for fields that are no numbers of NumPy, and OutOfMemory if the host has less memory.
+    Args:
+        fields: Of each name, the shape and the dtype of a row's value, or an example with both: an array, a tensor, a
+            Gymnasium space.
+        capacity: How many rows are kept.
+        device: As in `to_device`, one.
+        seed: Of the draws.
+
+    Raises:
+        InvalidArgument: Fields are no numbers of NumPy.
+        OutOfMemory: The host has less memory.
+
+    Examples:
+        >>> buffer = penstock.ReplayBuffer({"obs": ((4,), "float32"), "reward": ((), "float32")}, 1000, device="host")
+        >>> buffer.add(obs=[0, 0, 0, 1], reward=1.0)  # in any process
+        >>> tuple(buffer.sample(256)["obs"].shape)  # on the device
+        (256, 4)
     """
 
     def __init__(self, fields: Mapping[str, Any], capacity: int, *, device: Any = "auto", seed: int = 0):

@@ -17,23 +17,33 @@ UINT64 = 2**64 - 1
 
 
 class Sampler:
-    """Chooses this process's samples, in the order of a `Loader`: `DataLoader(data, sampler=penstock.Sampler(data))`.
+    """Chooses this process's samples, in the order of a `Loader`. It does not need PyTorch. Not thread-safe.
 
-    A feed around such a DataLoader has a `state_dict()`, which can be loaded with another number of processes, another
-    batch size and other `num_workers`. Each sample of the epoch still comes once.
+    A feed around a DataLoader with this sampler has a `state_dict()`, which can be loaded with another number of
+    processes, another batch size and other `num_workers`. Each sample of the epoch still comes once. A DataLoader asks
+    for indices ahead, so ask the feed for its state, and not its sampler.
 
-    `data`: anything with a length, or the number of samples. Only the number is kept. The order follows from `seed` and
-    the epoch. `rank`, `world_size`, `distributed`: this process's share, as for a `Loader`. If the samples do not
-    divide evenly, the order wraps around to its beginning, or with `drop_last` loses its tail.
+    Each iteration is the next epoch, unless `set_epoch` chose another, also if an earlier one was left early.
+    Iterations that are under way at once do not disturb each other. The state is that of the one that was begun last,
+    after the indices that it gave. A Sampler can be pickled; the copy goes on where this one stands.
 
-    Each iteration is the next epoch, unless `set_epoch` chose another. It begins with its first index. If one is left
-    early, the next one still is the next epoch. Iterations that are under way at once do not disturb each other. The
-    state is that of the one that was begun last, after the indices that it gave. A DataLoader asks for indices ahead,
-    so ask the feed for its state, and not its sampler.
+    Args:
+        data: Anything with a length, or the number of samples. Only the number is kept.
+        shuffle: The order follows from `seed` and the epoch.
+        seed: Of the order.
+        drop_last: If the samples do not divide evenly, the order loses its tail. Otherwise it wraps around.
+        rank, world_size, distributed: This process's share, as for a `Loader`.
 
-    Attributes: `rank`, `world_size`, and `num_replicas`, which is the world size, as PyTorch calls it. A Sampler can be
-    pickled; the copy goes on where this one stands. It does not need PyTorch. Not thread-safe. Raises InvalidArgument
-    for arguments that do not fit.
+    Attributes:
+        rank, world_size: This process's share. `num_replicas` is the world size, as PyTorch calls it.
+
+    Raises:
+        InvalidArgument: Arguments do not fit.
+
+    Examples:
+        >>> from torch.utils.data import DataLoader
+        >>> sampler = penstock.Sampler(loader.dataset, shuffle=True, seed=1)
+        >>> fed = penstock.feed(DataLoader(loader.dataset, 64, sampler=sampler))
     """
 
     def __init__(

@@ -19,30 +19,33 @@ Path = str | os.PathLike
 
 
 class SharedDataset:
-    """A dataset in memory that all processes of a host share, in one copy.
+    """A dataset in memory that all processes of a host share, in one copy: pass it to a `Loader`.
 
-    `make` is a callable without arguments that returns what `Loader` takes: an array, a dict or tuple of arrays, a
-    table. It is called in one process of the host: the first one to come. Or `make` is the path of a file, or several
-    paths: .npy, .npz and .safetensors files, or directories of these. They are read straight into the shared
-    memory, and `data` is a dict of their arrays by name. Each process then writes::
+    Every process of the host makes its SharedDatasets in the same order. Blocks until the samples are in memory. Ctrl-C
+    is heard meanwhile, except by `make`. While arrays are copied they take memory twice, then once; files take it once.
+    Host memory is freed with the last process, also if all are killed. Its pages lie on all NUMA nodes in turn.
 
-        data = penstock.SharedDataset(make)
-        loader = penstock.Loader(data, batch_size=256, shuffle=True, distributed=True)
+    Args:
+        make: A callable without arguments that returns what `Loader` takes: an array, a dict or tuple of arrays, a
+            table. It is called in one process of the host: the first one to come. Or the path of a file, or several
+            paths: .npy, .npz and .safetensors files, or directories of these. They are read straight into the shared
+            memory, and `data` is a dict of their arrays by name.
+        name: A name for this one, if the order of the processes differs.
+        processes: How many processes of this host share it. By default torchrun says so, or Open MPI.
+        job: A text that only this job's processes have. By default it follows from what torchrun sets.
 
-    Every process of the host makes its SharedDatasets in the same order. `name`: a name for this one, if their order
-    differs. `processes`: how many processes of this host share it. By default torchrun says so, or Open MPI. `job`: a
-    text that only this job's processes have. By default it follows from what torchrun sets: the master's address and
-    port, the run's ID and the number of restarts. Those of one user in one container meet; others are refused.
+    Raises:
+        Exception: What `make` raises. Processes that wait for another raise Error, which names it; one that comes later
+            makes the data itself.
+        InvalidArgument: A Loader does not take the data, its class of tuples is not imported here, or the number of
+            processes or the job is not known.
+        Unsupported: A process of another container has this job's name.
+        OutOfMemory: The host has less memory than the data.
 
-    Blocks until the samples are in memory. Ctrl-C is heard meanwhile, except by `make`. If it takes seconds, a line on
-    the terminal, or in the notebook, says what it does. While arrays are copied they take memory twice, then once: host
-    memory is freed with the last process, also if all are killed. Files take it once. On a host of several NUMA nodes
-    the pages lie on all nodes in turn.
-
-    Raises what `make` raises. If it fails, or its process ends, those that wait raise Error, which names the process;
-    one that comes later makes the data itself. Raises InvalidArgument for data that a Loader does not take, for a class
-    of tuples that a process has not imported, and if the number of processes or the job is not known; Unsupported if a
-    process of another container has this job's name; OutOfMemory if the host has less memory than the data.
+    Examples:
+        >>> shared = penstock.SharedDataset(lambda: {"x": images, "y": labels}, processes=1)
+        >>> len(penstock.Loader(shared, batch_size=64, shuffle=True, device="host"))
+        10
     """
 
     def __init__(

@@ -51,10 +51,21 @@ def tokens(files: Any, dtype: Any = None, *, length: int, stride: int | None = N
     """Windows of files of tokens, for a `Loader`. Its batches are pairs `(x, y)` of `length` tokens each; `y` is `x`
     one token later. Both are views of one delivered window, which is read where it lies.
 
-    `files`: a path, a pattern, or a list of paths. A file holds tokens and nothing else, of the type `dtype`. If
-    `dtype` is None, the type comes from the index of Megatron that lies beside the file: `corpus.idx` beside
-    `corpus.bin`. `stride`: tokens from one window to the next in a file, `length` unless it is given. With a stride
-    of 1 and `shuffle=True` windows begin anywhere. Raises InvalidArgument for a file that does not fit.
+    Args:
+        files: A path, a pattern, or a list of paths. A file holds tokens and nothing else.
+        dtype: The type of the tokens. If it is None, it comes from the index of Megatron that lies beside the file:
+            `corpus.idx` beside `corpus.bin`.
+        length: Tokens of `x`.
+        stride: Tokens from one window to the next in a file, `length` unless it is given. With a stride of 1 and
+            `shuffle=True` windows begin anywhere.
+
+    Raises:
+        InvalidArgument: A file does not fit; also from the Loader, which reads it.
+
+    Examples:
+        >>> windows = penstock.tokens(token_file, "uint16", length=128, stride=1)
+        >>> x, y = next(iter(penstock.Loader(windows, batch_size=8, shuffle=True, device="host")))
+        >>> assert (x[:, 1:] == y[:, :-1]).all()
     """
     numpy = numpy_for("Reading files of tokens")
     given = [files] if isinstance(files, str | os.PathLike) else files if isinstance(files, Iterable) else []

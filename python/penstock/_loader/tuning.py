@@ -15,17 +15,27 @@ _UINT32 = 2**32 - 1
 class Tuning:
     """What a `Loader` decides by itself, and experiments may decide otherwise: `tuning=penstock.Tuning(gather="host")`.
 
-    - `gather`: "automatic"; "host": threads gather the samples; "zero-copy": a kernel reads them from your arrays, with
-      `gather_blocks` blocks (0: as measured best; few leave room for your kernels; if given, "automatic" does not
-      choose "copy-engine"); "copy-engine": the GPU's copy engines fetch them, best for samples of 64 KiB and more.
-    - `narrow`: integers cross the link in the narrowest type that holds them all.
-    - `row_budget_bytes`: arrays in memory with samples of 64 bytes or less, such as the columns of a table, are copied
-      into rows at the beginning, a row for each sample, and travel together. This is the most locked host memory that
-      the rows take; 0: an eighth of the machine's, shared between the processes that torchrun started on it. What
-      does not fit is read where it lies.
-    - `threads`: how many gather; 0: at most 8.
-    - `when_full`: what `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
-      for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
+    Args:
+        gather: "automatic"; "host": threads gather the samples; "zero-copy": a kernel reads them from your arrays;
+            "copy-engine": the GPU's copy engines fetch them, best for samples of 64 KiB and more.
+        gather_blocks: Blocks of that kernel; 0: as measured best. Few leave room for your kernels. If given,
+            "automatic" does not choose "copy-engine".
+        narrow: Integers cross the link in the narrowest type that holds them all.
+        row_budget_bytes: Arrays in memory with samples of 64 bytes or less, such as the columns of a table, are copied
+            into rows at the beginning, and travel together. This is the most locked host memory that the rows take; 0:
+            an eighth of the machine's, shared between the processes of torchrun on it. What does not fit is read in
+            place.
+        threads: How many gather; 0: at most 8.
+        when_full: What `next()` does while all batches that the budget allows are held: "wait" for one to be dropped,
+            for at most 10 s, or "fail" at once. Then OutOfMemory names the held batches.
+
+    Raises:
+        InvalidArgument: From the Loader, for a value that is none of these.
+
+    Examples:
+        >>> tuning = penstock.Tuning(gather="host", threads=2)
+        >>> len(list(penstock.Loader(images, 64, device="host", tuning=tuning)))
+        10
     """
 
     gather: Literal["automatic", "host", "zero-copy", "copy-engine"] = "automatic"

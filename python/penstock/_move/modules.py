@@ -21,24 +21,30 @@ def move_(module: Module, device: Any, optimizer: Any = None) -> Module:
 
     Parameters, buffers (persistent or not) and gradients travel together, as in `to_device` and `to_host`. PyTorch's
     current stream on a GPU waits for them. A move to the host blocks until they are there. Parameters stay the same
-    objects, as with `module.to(device)`: optimizers keep them, with their hooks and `requires_grad`.
+    objects, as with `module.to(device)`: optimizers keep them, with their hooks and `requires_grad`. Tensors that share
+    a storage share one afterwards, with the same strides and distances, so tied weights stay tied. Tensors in other
+    attributes of the module move only if its own `_apply` moves them.
 
-    Tensors that share a storage share one afterwards, with the same strides and distances. So tied weights and views of
-    a block stay tied. A storage moves from the first to the last element that the module uses. A module that is there
-    already stays as it is.
+    Both ends need room for the whole module. On a GPU its memory is one block of PyTorch's allocator, which is free
+    again when the last tensor in it is gone. The new storages cannot be resized. Only one thread may use the module
+    during the call. After an error the module is as it was.
 
-    `optimizer`: its state for the module's parameters moves along. As in PyTorch, `step` stays on the host unless the
-    optimizer is capturable or fused. Without it, move the module before the first step. Tensors in other attributes of
-    the module move only if its own `_apply` moves them.
+    Args:
+        module: A torch.nn.Module. If it is there already, it stays as it is.
+        device: As in `to_device`; every host device means "cpu".
+        optimizer: Its state for the module's parameters moves along. As in PyTorch, `step` stays on the host unless the
+            optimizer is capturable or fused. Without it, move the module before the first step.
 
-    `device`: as in `to_device`; every host device means "cpu". Both ends need room for the whole module. On a GPU its
-    memory is one block of PyTorch's allocator, which is free again when the last tensor in it is gone. The new storages
-    cannot be resized. Only one thread may use the module during the call.
+    Raises:
+        TypeError: It is something else than a module or an optimizer.
+        InvalidArgument: The tensors are on several devices, on meta, or neither on the host nor on a GPU, or one is
+            sparse, quantised, lazy, a conjugate view or of a type of its own. The error has the parameter's name.
+        OutOfMemory, DeviceError: An end has no room, or the device fails.
 
-    Raises TypeError for something else than a module or an optimizer. Raises InvalidArgument, with a parameter's name,
-    if the tensors are on several devices, on meta, or neither on the host nor on a GPU. It does so too if one is
-    sparse, quantised, lazy, a conjugate view or of a type of its own. Raises OutOfMemory and DeviceError. After an
-    error the module is as it was.
+    Examples:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> penstock.move_(model, "auto") is model
+        True
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):

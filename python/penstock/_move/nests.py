@@ -20,10 +20,21 @@ _registered: dict[type, tuple[Callable, Callable]] = {}
 def register_batch_type(batch_type: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]) -> None:
     """Teach `feed`, `to_device` and `to_host` a type of batch.
 
-    `flatten(batch)` gives its arrays in any nest of lists, tuples and dicts. `unflatten(batch, nest)` gives a new
-    batch from the old one and a nest of the same structure whose arrays lie on the device. Subclasses are included,
-    unless they are registered themselves. This takes precedence over everything else that a type has, such as
-    `pin_memory()`. Raises TypeError if `batch_type` is not a type.
+    This takes precedence over everything else that a type has, such as `pin_memory()`.
+
+    Args:
+        batch_type: The type. Subclasses are included, unless they are registered themselves.
+        flatten: `flatten(batch)` gives its arrays in any nest of lists, tuples and dicts.
+        unflatten: `unflatten(batch, nest)` gives a new batch from the old one and a nest of the same structure whose
+            arrays lie on the device.
+
+    Raises:
+        TypeError: `batch_type` is not a type.
+
+    Examples:
+        >>> class Pair:
+        ...     def __init__(self, left, right): self.left, self.right = left, right
+        >>> penstock.register_batch_type(Pair, lambda pair: (pair.left, pair.right), lambda old, parts: Pair(*parts))
     """
     if not isinstance(batch_type, type):
         raise TypeError(f"register_batch_type takes a type, not {batch_type!r}")

@@ -29,7 +29,12 @@ class Offload:
     """Modules of which the one in use is on the GPU, and the others are parked. Made by `penstock.offload`.
 
     As a context, it ends with `remove()`. Calls from several threads take turns, but a module must not be parked by one
-    thread while another computes with it.
+    thread while another computes with it. Takes and raises what `offload` does.
+
+    Examples:
+        >>> with penstock.offload(encoder, decoder, device=gpu) as modules:
+        ...     y = decoder(encoder(x))
+        ...     modules.park()  # both are off the GPU
     """
 
     def __init__(self, modules: tuple[Any, ...], device: Any, skip: Skip | None) -> None:
@@ -119,17 +124,26 @@ class Offload:
 
 
 def offload(*modules: Any, device: Any = "cuda", skip: Skip | None = None) -> Offload:
-    """Keep one of several modules on the GPU, and the others parked: `with penstock.offload(encoder, unet, decoder):`.
+    """Keep one of several modules on the GPU, and the others parked.
 
     The parts of a pipeline that do not fit on the GPU together take turns. When the `forward` of a module is called, it
     comes to the GPU and the one there leaves, in both directions of the link at once; see `swap`. It stays until
-    another is called, so a loop over one module moves nothing. At first all are parked. Modules on the host are moved
-    to `device` first, one after another. Inputs are yours to move. Blocks until all are parked.
+    another is called, so a loop over one module moves nothing. At first all are parked. Inputs are yours to move.
+    Blocks until all are parked. While a module is offloaded, do not move it by other means. After an error all are
+    where they were.
 
-    `skip`: as in `park`. With "frozen" a module leaves without being copied after `module.requires_grad_(False)`.
+    Args:
+        modules: The modules. Those on the host are moved to `device` first, one after another.
+        device: A GPU, as in `to_device`.
+        skip: As in `park`. With "frozen", a module leaves without being copied after `module.requires_grad_(False)`.
 
-    Raises TypeError for other things than modules. Raises InvalidArgument for a module that is given twice or cannot be
-    parked, such as one that shares a tensor with another. Raises OutOfMemory and DeviceError. After an error all are
-    where they were. While one is offloaded, do not move it by other means.
+    Raises:
+        TypeError: It is something else than modules.
+        InvalidArgument: A module is given twice or cannot be parked, such as one that shares a tensor with another.
+        OutOfMemory, DeviceError: An end has no room, or the device fails.
+
+    Examples:
+        >>> with penstock.offload(encoder, decoder, device=gpu):
+        ...     y = decoder(encoder(x))
     """
     return Offload(modules, device, skip)

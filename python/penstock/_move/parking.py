@@ -23,7 +23,13 @@ UNCHANGED: Literal["unchanged"] = "unchanged"
 
 @dataclasses.dataclass(frozen=True)
 class ParkStatistics:
-    """What a Parked holds, and what its latest trips took. A trip that was not made has zeros."""
+    """What a Parked holds, and what its latest trips took. A trip that was not made has zeros. See docs/park.md.
+
+    Examples:
+        >>> statistics = penstock.park(model).stats()
+        >>> print(f"{statistics.host_bytes} bytes on the host, {statistics.down_gbps:.0f} GB/s")
+        0 bytes on the host, 0 GB/s
+    """
 
     bytes: int = 0
     """Of the storages that are parked."""
@@ -55,7 +61,15 @@ class ParkStatistics:
 
 
 class Parked:
-    """State that `park` took off the GPU. Its bytes are here: keep it until `resume`. Thread-safe."""
+    """State that `park` took off the GPU. Its bytes are here: keep it until `resume`. Thread-safe.
+
+    Takes and raises what `park` does.
+
+    Examples:
+        >>> state = penstock.park([model, optimizer])
+        >>> state.resume()
+        >>> assert not state.is_parked
+    """
 
     def __init__(self, things: Any, where: Where = PINNED, skip: Skip | None = None) -> None:
         if where not in (PINNED, PAGEABLE) and not (isinstance(where, os.PathLike) and os.path.isdir(where)):
@@ -245,34 +259,54 @@ def park(things: Any, where: Where = PINNED, *, skip: Skip | None = None) -> Par
 
     Their storages are copied to memory of the host and emptied; PyTorch's allocator then has the GPU's memory.
     Parameters, buffers, gradients and optimizer state stay the same objects, with their views, ties and hooks.
-    `Parked.resume()` gives each storage memory and its bytes again, at another address. Until then PyTorch, from
-    2.12 on, raises an error for what uses them. Tensors on the host stay there. docs/park.md says more.
+    `Parked.resume()` gives each storage memory and its bytes again, at another address. Until then PyTorch, from 2.12
+    on, raises an error for what uses them. docs/park.md says more.
 
-    The copies come after the work that is queued on PyTorch's current stream. Work on other streams must be done. It
-    blocks until the bytes are on the host. Only one thread may use the tensors during the call.
+    The copies come after the work that is queued on PyTorch's current stream; work on other streams must be done.
+    Blocks until the bytes are on the host. Only one thread may use the tensors meanwhile. After an error all is as it
+    was.
 
-    `where`: "pinned" is page-locked memory of penstock's pools, of the exact size, at the speed of the link. The Parked
-    keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory. A pathlib.Path is a folder: the
-    bytes go to files there without names, through pinned staging memory. The files are gone after `resume`, or with the
-    process if it ends first. With `skip` the Parked keeps them.
+    Args:
+        things: A module, an optimizer, or any nest of these and of tensors. Tensors on the host stay there.
+        where: "pinned" is page-locked memory of penstock's pools, of the exact size, at the speed of the link. The
+            Parked keeps it for its next `park()`, which pins nothing. "pageable" is ordinary memory. A pathlib.Path is
+            a folder: the bytes go to files there without names, through pinned staging memory. The files are gone after
+            `resume`, or with the process if it ends first. With `skip` the Parked keeps them.
+        skip: What a later `park()` of the same Parked does not copy again, since the copy on the host is valid.
+            "frozen": parameters that require no gradient and that PyTorch has not written since. PyTorch counts no
+            writes through `.data` nor by kernels of other libraries: leave it out if frozen parameters may be written
+            that way. "unchanged": storages with the same hash as at the last `park()`. The device computes hashes of
+            128 bits at each `park()`. If one word of 8 bytes has changed, the hash has, too; otherwise a change is
+            missed once in 2^128 times.
 
-    `skip`: what a later `park()` of the same Parked does not copy again, since the copy on the host is valid. "frozen":
-    parameters that require no gradient and that PyTorch has not written since. PyTorch counts no writes through `.data`
-    nor by kernels of other libraries: leave it out if frozen parameters may be written that way. "unchanged": storages
-    with the same hash as at the last `park()`. The device computes hashes of 128 bits at each `park()`. If one word of
-    8 bytes has changed, the hash has, too; otherwise a change is missed once in 2^128 times.
+    Raises:
+        InvalidArgument: A tensor cannot be parked, and the error names it: it is in memory of another library or
+            process or of a CUDA graph, sparse, or parked already.
+        TypeError: It is something else.
+        Error: OutOfMemory if the host has no room, DeviceError, or one of a file, as in `save_safetensors`.
 
-    Raises InvalidArgument, with the name, for a tensor that cannot be parked: one in memory of another library or
-    process or of a CUDA graph, a sparse one, or one that is parked already. Raises TypeError for other things,
-    OutOfMemory if the host has no room, Error for a file as `save_safetensors` does, DeviceError. After an error
-    everything is as it was.
+    Examples:
+        >>> state = penstock.park([model, optimizer])  # another model may use the GPU now
+        >>> state.resume()
     """
     return Parked(things, where, skip).park()
 
 
 @contextlib.contextmanager
 def parked(things: Any, where: Where = PINNED) -> Iterator[Parked]:
-    """A context in which `things` are parked; see `park`. They come back at its end."""
+    """A context in which `things` are parked. They come back at its end.
+
+    Args:
+        things, where: As in `park`.
+
+    Raises:
+        Error: As `park`, and at the end as `Parked.resume`.
+
+    Examples:
+        >>> with penstock.parked(model) as state:
+        ...     print(state.stats().bytes, "bytes of the GPU are free")
+        0 bytes of the GPU are free
+    """
     state = park(things, where)
     try:
         yield state
@@ -283,9 +317,20 @@ def parked(things: Any, where: Where = PINNED) -> Iterator[Parked]:
 def swap(out: Any, in_: Parked) -> Parked:
     """Park `out` while `in_` comes back, and return what brings `out` back.
 
-    `out`: what `park` takes, or a Parked that was resumed, whose memory on the host is used again. Both directions of
-    the link are used at once. A part of `in_` takes memory once parts of `out` have freed as much, so both need not fit
-    on the GPU. Blocks until both are done. Raises as `park` and `resume` do. After an error both are as they were.
+    Both directions of the link are used at once. A part of `in_` takes memory once parts of `out` have freed as much,
+    so both need not fit on the GPU. Blocks until both are done. After an error both are as they were.
+
+    Args:
+        out: What `park` takes, or a Parked that was resumed, whose memory on the host is used again.
+        in_: A Parked.
+
+    Raises:
+        Error: As `park` and `Parked.resume`.
+
+    Examples:
+        >>> waiting = penstock.park(decoder)
+        >>> waiting = penstock.swap(encoder, waiting)  # the decoder is back, and the encoder is parked
+        >>> waiting.resume()
     """
     if not isinstance(in_, Parked):
         raise TypeError(f"swap brings back a penstock.Parked, not a {type(in_).__name__}.")

@@ -23,7 +23,14 @@ _kept: _core.WeightSave | None = None  # memory for the next file; only while no
 
 
 class PendingSave:
-    """A file that `save_safetensors(wait=False)` is writing. Thread-safe."""
+    """A file that `save_safetensors(wait=False)` is writing. Its methods raise what the write met. Thread-safe.
+
+    Examples:
+        >>> pending = penstock.save_safetensors({"images": images}, checkpoint, wait=False)
+        >>> pending.wait()
+        >>> pending.done()
+        True
+    """
 
     def __init__(self, save: _core.WeightSave, path: str, report: bool) -> None:
         self._save: _core.WeightSave | None = save
@@ -113,27 +120,31 @@ def save_safetensors(
 ) -> PendingSave | None:
     """Save tensors to a .safetensors file.
 
-    `tensors`: a flat dict from name to tensor, such as a module's `state_dict()`. Tensors of PyTorch, NumPy, penstock
-    and other libraries, on the host or on GPUs. Those whose elements lie apart are made contiguous on their device.
-    Tensors that share memory are written once each.
-
     The bytes first go to memory of the host: of GPUs at the speed of the link, after the work that is queued on
     PyTorch's current stream. Then the file is written beside its place and to the disk, and takes its name at once. A
-    crash, a full disk or Ctrl-C leaves the old file whole.
+    crash, a full disk or Ctrl-C leaves the old file whole. The memory, as large as the file, is kept for the next save;
+    it is locked if a tensor is on a GPU. A save first waits for an earlier one, and a program that ends waits for its
+    file. Thread-safe.
 
-    `wait`: if False, the call returns a PendingSave once the bytes are in memory of the host, and the tensors may be
-    changed. Its `wait()` and `done()` raise what the write met; the logger `penstock` tells it too. A program that ends
-    waits for the file. A save first waits for an earlier one. That memory, as large as the file, is kept for the next
-    save; it is locked if a tensor is on a GPU. So only the first save takes the time to lock it.
+    Args:
+        tensors: A flat dict from name to tensor, such as a module's `state_dict()`. Tensors of PyTorch, NumPy, penstock
+            and other libraries, on the host or on GPUs. Those whose elements lie apart are made contiguous on their
+            device. Tensors that share memory are written once each.
+        file: The path. If it is a link, the file that it leads to is written.
+        wait: If False, the call returns a PendingSave once the bytes are in memory of the host, and the tensors may be
+            changed. What the write meets, the logger `penstock` tells too.
+        metadata: Texts by name, which the file holds besides. Programs that load for PyTorch want {"format": "pt"}.
 
-    `metadata`: texts by name, which the file holds besides. Programs that load for PyTorch want {"format": "pt"}.
+    Raises:
+        InvalidArgument: A nested dict, a name or a text that cannot be written, or a value that is not an array.
+        Unsupported: The format or penstock does not have a dtype.
+        Error: The file cannot be written. It is also Python's own for the reason, such as FileNotFoundError.
+        OutOfMemory, DeviceError: There is no memory for the file, or the device fails.
 
-    Ctrl-C while it waits ends the write. Thread-safe: saves come one after the other.
-
-    Raises InvalidArgument for a nested dict, a name or a text that cannot be written, or a value that is not an array;
-    Unsupported for a dtype that the format or penstock does not have; Error for a file that cannot be written, which is
-    also Python's own for the reason, such as FileNotFoundError; OutOfMemory if there is no memory for the file;
-    DeviceError.
+    Examples:
+        >>> penstock.save_safetensors(model.state_dict(), checkpoint)
+        >>> sorted(penstock.load_safetensors(checkpoint, "host"))
+        ['bias', 'weight']
     """
     global _kept, _last
     path = _path(file)

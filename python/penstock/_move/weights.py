@@ -32,42 +32,42 @@ def load_safetensors(
 ) -> Any:
     """Load the tensors of .safetensors files to a device.
 
-    `files` is a path, or several: the shards of one model. An index (`model.safetensors.index.json`) stands for its
-    shards, and a folder for its index, or else for all .safetensors files in it. Each byte is read once. On a GPU it is
-    read straight into pinned memory, and earlier bytes cross the link meanwhile. On "host" it is read into the memory
-    of the results.
+    Each byte is read once. On a GPU it is read straight into pinned memory, and earlier bytes cross the link meanwhile.
+    On "host" it is read into the memory of the results. The memory is used only once the work that is queued on
+    PyTorch's current stream is done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile.
 
-    Returns a dict from name to tensor, in the order of the files. Each tensor has its shape and dtype: PyTorch tensors
-    if PyTorch is imported, otherwise NumPy arrays on "host" and `penstock.Array` on a GPU. They are ordinary tensors,
-    may be kept and written to, and begin at multiples of 512 bytes. The tensors of one file share one block of memory:
-    it is freed with the last of them, so a single tensor that is kept keeps the whole block. Clone it if that matters.
-    Without PyTorch, bfloat16 and 8-bit floats need `ml_dtypes`; a GPU then takes no 8-bit floats and complex numbers.
+    Returns a dict from name to tensor, in the order of the files: PyTorch tensors if PyTorch is imported, otherwise
+    NumPy arrays on "host" and `penstock.Array` on a GPU. The tensors of one file share one block of memory, which a
+    single tensor that is kept keeps whole: clone it if that matters. Without PyTorch, bfloat16 and 8-bit floats need
+    `ml_dtypes`.
 
-    `names`: load only these tensors, in any order. Nothing else is read, nor gets memory. A dict gives a slice of the
-    first axis of each, or None for the whole tensor: `names={"embed.weight": slice(0, 4096)}` reads 4096 rows.
+    Args:
+        files: A path, or several: the shards of one model. An index (`model.safetensors.index.json`) stands for its
+            shards, and a folder for its index, or else for all .safetensors files in it.
+        device: As in `to_device`.
+        names: Load only these tensors, in any order. Nothing else is read, nor gets memory. A dict gives a slice of the
+            first axis of each, or None for the whole tensor: `names={"embed.weight": slice(0, 4096)}` reads 4096 rows.
+        dtype: Floating tensors become this type: a dtype of PyTorch or NumPy, or its name, such as "bfloat16". PyTorch
+            converts tensors on the device once they have arrived, or without PyTorch NumPy on the host. Values are
+            rounded to the nearest, and halfway to the even one; too large ones become infinite, or what the library
+            makes of them in an 8-bit type. If any tensor is converted, each gets memory of its own.
+        group: As in `to_device`. The result is a list of dicts, one for each device of a list. The processes of a
+            ProcessGroup load tensors of the same names, types and shapes together: each reads a part of the bytes.
+        relay: As in `to_device`.
 
-    `dtype`: floating tensors become this type: a dtype of PyTorch or NumPy, or its name, such as "bfloat16". Integers,
-    bools and complex numbers stay as they are. PyTorch converts tensors on the device once they have arrived, or
-    without PyTorch NumPy on the host. Values are rounded to the nearest, and halfway to the even one. What is too large
-    becomes infinite, or what the library makes of it in an 8-bit type. 8-bit floats become their numbers, without a
-    scale of the model. If any tensor is converted, each gets memory of its own, and a file's block is freed once all of
-    its tensors have it.
+    Raises:
+        InvalidArgument: The device is unknown, `dtype` is not a floating type, or no file holds a name: then with
+            similar names.
+        Error: A file is not sound or is cut short meanwhile, with the file, the tensor and the offset; two files hold a
+            tensor of the same name; penstock does not know a type. If the system does not open or read a file, it is
+            Python's own error, too, such as FileNotFoundError.
+        Unsupported: The library of the tensors lacks a dtype or does not convert it.
+        OutOfMemory, DeviceError: An end has no room, or the device fails.
 
-    `group`, `relay`: as in `to_device`. With `group`, a list of devices, each receives all tensors, and the result is a
-    list of dicts, one for each device. Each byte is read once. With `relay`, a list of other devices or "auto", their
-    links help to fill `device`. With a ProcessGroup, all its processes load tensors of the same names, types and
-    shapes together. Each reads a part of the bytes, and copies the parts of the others.
-
-    `device`: as in `to_device`. The memory is used only once the work that is queued on PyTorch's current stream is
-    done. The host blocks until the tensors are on the device. Ctrl-C is heard meanwhile. If it takes seconds, a line on
-    the terminal, or in the notebook, says how far it is.
-
-    Raises InvalidArgument for an unknown device, for a `dtype` that is not a floating type, or for a name that no file
-    holds, with similar names. Raises Error for a file that is not sound or is cut short meanwhile, with the file, the
-    tensor and the offset; for a file that the system does not open or read it is Python's own error, too, such as
-    FileNotFoundError. Raises Error, too, if two files hold a tensor of the same name, and for a type that penstock does
-    not know. Raises Unsupported for a dtype that the library of the tensors lacks or does not convert; OutOfMemory,
-    DeviceError.
+    Examples:
+        >>> weights = penstock.load_safetensors(model_file, device="auto")
+        >>> {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        {'head.weight': (1, 2)}
     """
     paths = _paths(files)
     wanted, rows = (None, {}) if names is None else _names(names)
@@ -104,7 +104,13 @@ def _progress_of(load: _core.WeightLoad, seconds: float) -> str:
 
 
 class TensorInfo(NamedTuple):
-    """A tensor of a .safetensors file, before anything of it is read."""
+    """A tensor of a .safetensors file, before anything of it is read. `nbytes` are its bytes in `file`.
+
+    Examples:
+        >>> head = penstock.safetensors_info(model_file).tensors["head.weight"]
+        >>> head.dtype, head.shape, head.nbytes
+        ('F32', (1, 2), 8)
+    """
 
     dtype: str
     """As the file writes it: "F32", "BF16", "F8_E4M3"."""
@@ -114,7 +120,12 @@ class TensorInfo(NamedTuple):
 
 
 class SafetensorsInfo(NamedTuple):
-    """What the headers of .safetensors files say."""
+    """What the headers of .safetensors files say: their tensors and their metadata. `nbytes` are those of all tensors.
+
+    Examples:
+        >>> penstock.safetensors_info(model_file).nbytes
+        8
+    """
 
     tensors: dict[str, TensorInfo]
     """By name, in the order of the files."""
@@ -131,9 +142,17 @@ class SafetensorsInfo(NamedTuple):
 
 
 def safetensors_info(files: Path | Iterable[Path]) -> SafetensorsInfo:
-    """The names, types and shapes of the tensors in .safetensors files, and the files' metadata.
+    """The names, types and shapes of the tensors in .safetensors files, and the files' metadata. Only headers are read.
 
-    Only headers are read. `files` is what `load_safetensors` takes. Raises as it does.
+    Args:
+        files: What `load_safetensors` takes.
+
+    Raises:
+        Error: As `load_safetensors`.
+
+    Examples:
+        >>> list(penstock.safetensors_info(model_file).tensors)
+        ['head.weight']
     """
     headers = _core.read_weight_headers(_paths(files))
     tensors = {
