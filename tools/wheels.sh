@@ -26,7 +26,7 @@ find_python() {
   for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
     if "$candidate" -c "import ensurepip, os, sys, sysconfig, venv
 here = os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h'))
-sys.exit('%d.%d' % sys.version_info[:2] != '$1' or not here)" 2>/dev/null; then
+sys.exit('%d.%d' % sys.version_info[:2] != '$1' or not here or bool(sysconfig.get_config_var('Py_GIL_DISABLED')))" 2>/dev/null; then
       echo "$candidate"
       return
     fi

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -42,6 +43,17 @@ def test_package_is_typed():
 )
 def test_pickles_from_when_all_modules_lay_in_one_folder_are_read(module, name):
     assert pickle.loads(f"cpenstock.{module}\n{name}\n.".encode()) is getattr(penstock, name)
+
+
+def test_a_free_threaded_python_is_refused_before_anything_is_compiled(tmp_path):
+    if not shutil.which("cmake"):
+        pytest.skip("there is no CMake")
+    real = f"__import__({sysconfig._get_sysconfigdata_name()!r}).build_time_vars"
+    (tmp_path / "threaded.py").write_text(f"build_time_vars = {real} | {{'Py_GIL_DISABLED': 1}}\n")
+    paths = {"_PYTHON_SYSCONFIGDATA_NAME": "threaded", "PYTHONPATH": str(tmp_path)}
+    command = ["cmake", "-S", ROOT / "python", "-B", tmp_path / "build", f"-DPython_EXECUTABLE={sys.executable}"]
+    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True)
+    assert done.returncode != 0 and "does not support free-threaded Python" in done.stderr, done.stderr
 
 
 def test_the_recorder_knows_the_files_whose_iterators_wait():
