@@ -1,7 +1,7 @@
 """Builds the site from the pages of the repository: make_site.py PENSTOCK PACKAGES.
 
 PENSTOCK is the command, whose --help becomes a page. PACKAGES is the folder of the installed Python package, whose
-docstrings become a page. The pages lie in build/docs/pages as they lie in the repository, so their links stay as they
+docstrings become a page. Each layer's headers become a page, too. The pages lie in build/docs/pages as they lie in the repository, so their links stay as they
 are. A link that leads nowhere, a page that is not in mkdocs.yml, and a public name without a description are errors.
 """
 
@@ -41,6 +41,15 @@ def sections(command: list, level: int = 2) -> str:
     return page
 
 
+def headers(layer: pathlib.Path) -> str:
+    """The headers of a layer without what they include and what is private: their comments are the contracts."""
+    page = f"---\nhide: [toc]\n---\n\n# C++: {layer.name}\n\n"
+    for header in sorted(layer.glob("*.hpp")):
+        text = re.sub(r"\A(#[^\n]*\n|\n)+|\n private:\n.*?(?=\n};)", "", header.read_text(), flags=re.DOTALL)
+        page += f"## {header.relative_to(ROOT / 'include')}\n\n```cpp\n{text}```\n\n"
+    return page
+
+
 def gather(penstock: str, packages: pathlib.Path) -> None:
     shutil.rmtree(PAGES.parent, ignore_errors=True)
     shutil.rmtree(SITE, ignore_errors=True)
@@ -51,6 +60,9 @@ def gather(penstock: str, packages: pathlib.Path) -> None:
             shutil.copy(source, target)
     (PAGES / "docs" / "api.md").write_text(API)
     (PAGES / "docs" / "command.md").write_text("# The command\n\n" + sections([penstock]))
+    (PAGES / "docs" / "cpp").mkdir()
+    for layer in (ROOT / "include" / "penstock").iterdir():
+        (PAGES / "docs" / "cpp" / f"{layer.name}.md").write_text(headers(layer))
     shutil.copy(ROOT / "mkdocs.yml", SITE.parent)
     PACKAGES.mkdir()
     for_assistants = (ROOT / "docs" / "llms.txt").read_text()
@@ -96,6 +108,8 @@ def check() -> None:
         sys.exit(f"mkdocs.yml, docs/lab/README.md and the pages differ: {sorted(named ^ there)}")
     if dead := dead_links():
         sys.exit("links that lead nowhere:\n" + "\n".join(dead))
+    if empty := [page for page in SITE.glob("docs/cpp/*/index.html") if "///" not in page.read_text()]:
+        sys.exit(f"pages of headers without a contract: {empty}")
     api = (SITE / "docs/api/index.html").read_text()
     public = re.findall(r'^    "([A-Za-z]\w+)",$', (PACKAGES / "penstock/__init__.py").read_text(), re.MULTILINE)
     missing = [name for name in public if f'id="penstock.{name}"' not in api]
