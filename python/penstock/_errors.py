@@ -11,11 +11,8 @@ class Error(Exception):
     """Base of penstock's own errors.
 
     Examples:
-        >>> try:
-        ...     penstock.load_safetensors(model_file, "host", names=["tail.weight"])
-        ... except penstock.Error as error:
-        ...     print(type(error).__name__)
-        InvalidArgument
+        >>> issubclass(penstock.OutOfMemory, penstock.Error), issubclass(penstock.OutOfMemory, MemoryError)
+        (True, True)
     """
 
 

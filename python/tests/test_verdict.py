@@ -1,5 +1,6 @@
 """What the doctor says of a DataLoader, by made-up times."""
 
+import html
 import json
 
 import pytest
@@ -341,6 +342,7 @@ def test_findings_are_in_order_and_never_empty():
 def test_the_verdict_as_text_and_as_a_dict():
     verdict = penstock.LoaderVerdict(times(notes=["No GPU."]))
     text = str(verdict)
+    assert verdict._repr_html_() == f"<pre>{html.escape(text)}</pre>"
     assert len(text.splitlines()) < 30
     rates = "83.3 batches/s, 667 samples/s with 2 workers"
     for part in (rates, "limited by fetch", "2 workers where 4 pay", "No GPU."):

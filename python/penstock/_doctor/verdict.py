@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -336,6 +337,9 @@ class LoaderVerdict:
         self.timings = timings
         self.limited_by = limited_by(timings)
         self.findings = findings(timings)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings, lists and dicts."""
