@@ -1,7 +1,9 @@
 """Runs the Python blocks of the documents, and the examples of the docstrings."""
 
 import doctest
+import gzip
 import inspect
+import json
 import pathlib
 import re
 import subprocess
@@ -122,6 +124,14 @@ def test_the_page_on_pictures(tmp_path, monkeypatch, capsys):
     assert all(sorted(labels) == [0, 0, 1, 1] for _, _, labels in steps)
     printed = capsys.readouterr().out
     assert "['cats', 'dogs']" in printed and "the dataset is pictures" in printed and "2 2 2 0.jpg in" in printed
+
+
+def test_the_page_on_the_doctor_makes_a_trace(tmp_path, monkeypatch):
+    names = names_for_examples(tmp_path, []) | {"train": lambda batch: None}
+    monkeypatch.chdir(tmp_path)
+    [program] = blocks("docs/doctor.md")
+    exec(compile(program, "docs/doctor.md", "exec"), names)
+    assert "traceEvents" in json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
 
 
 def test_the_page_on_scale_prints_its_table(capsys):
