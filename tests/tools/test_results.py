@@ -13,7 +13,7 @@ import rows  # noqa: E402
 
 PAGE = "".join(f"<!-- results: {key} -->\nold\n<!-- /results -->\n" for key in ("answers", "about", "rows"))
 STARTS = {"samples_per_second": {}}
-NEWER = ["run", "park", "pictures", "training"]
+NEWER = ["run", "park", "replay", "pictures", "training"]
 
 
 def of_compare(good: bool) -> list[dict]:
@@ -136,6 +136,12 @@ def a_run(good: bool) -> dict:
                 "unchanged": {"again_s": 0.01, "whole_s": 0.2, "times": 20},
                 "frozen": {"again_s": 0.01, "whole_s": 0.2, "times": 20 if good else 2},
                 "swap": {"swap_s": 0.1, "one_way_s": 0.1, "times": 1.0 if good else 2},
+            },
+            "replay": {
+                "gbps": {
+                    "penstock.ReplayBuffer": {"sampled": 50.0 if good else 1.0, "written": 1.0, "written alone": 1.0 if good else 2.0},
+                    "shared tensors": {"sampled": 1.0},
+                }
             },
             "pictures": of_pictures(good, rows.PILLOW, rows.NVJPEG),
             "training": of_pictures(good, rows.THERE),
