@@ -45,7 +45,7 @@ mutants: ## Remove one thing at a time from the lines changed since SINCE=REV, a
 	@tools/python.sh tool tools/mutants.py $(if $(SINCE),--since '$(SINCE)') $(ARGS)
 
 fuzz: ## Fuzz each parser of files for SECONDS=30, under the sanitizers
-	@tools/setup.sh build tsan
+	@tools/setup.sh build python tsan
 	@tools/build.sh fuzz
 	@tools/fuzz.sh $(or $(SECONDS),30)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the seeds under fuzz/corpus: small files, some right (ok-*), the others wrong in one way each (bad-*).
+"""Writes the fuzzers' seeds: small files, some right (ok-*), the others wrong in one way each (bad-*).
 
 The fuzzers start from them, and tests/data/corpus_test.cpp, doctor/tests/torch_trace_test.cpp and
-doctor/tests/recorder/recording_test.cpp expect of each what its name says. Only the packed bytes depend on the zlib at hand.
-Usage: make_corpus.py [DIRECTORY]
+doctor/tests/recorder/recording_test.cpp expect of each what its name says.
+Usage: make_corpus.py DIRECTORY
 """
 
 import base64
@@ -493,7 +493,7 @@ PICTURE = {
 }
 
 if __name__ == "__main__":
-    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
+    root = pathlib.Path(sys.argv[1])
     folders = {"npy": NPY, "npz": NPZ, "safetensors": SAFETENSORS, "trace": TRACE, "picture": PICTURE}
     for folder, files in {**folders, "recording": RECORDING}.items():
         (root / folder).mkdir(parents=True, exist_ok=True)

@@ -426,7 +426,7 @@ TEST_F(TraceFile, IsRefusedWithItsNameIfItCannotBeRead) {
 TEST(TraceCorpus, OpensOrIsRefusedAsItsNameSays) {
   std::size_t right = 0;
   std::size_t wrong = 0;
-  for (const auto& entry : fs::directory_iterator(fs::path(PENSTOCK_SOURCE "/fuzz/corpus") / "trace")) {
+  for (const auto& entry : fs::directory_iterator(fs::path(PENSTOCK_CORPUS) / "trace")) {
     const std::string name = entry.path().filename().string();
     SCOPED_TRACE(name);
     std::ifstream in(entry.path(), std::ios::binary);

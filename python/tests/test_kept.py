@@ -7,6 +7,9 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ import penstock
 from support import run_command
 
 KEPT = pathlib.Path(__file__).parent / "kept"
-CORPUS = pathlib.Path(__file__).resolve().parents[2] / "fuzz" / "corpus"
+MAKE_CORPUS = pathlib.Path(__file__).resolve().parents[2] / "fuzz" / "make_corpus.py"
 DATA = np.arange(40, dtype=np.int32)
 WEIGHTS = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array([7], np.int64)}
 versions = pytest.mark.parametrize("kept", sorted(KEPT.iterdir()), ids=lambda kept: kept.name)
@@ -47,7 +50,9 @@ def write(kept):
         states[kind] = {"state": loader.state_dict(), "left": samples_of(batches)}
     (kept / "states.json").write_text(json.dumps(states) + "\n")
     penstock.save_safetensors(WEIGHTS, kept / "weights.safetensors")
-    shutil.copy(CORPUS / "recording" / "ok-code", kept / "recording.penstock")
+    with tempfile.TemporaryDirectory() as corpus:
+        subprocess.run([sys.executable, MAKE_CORPUS, corpus], check=True)
+        shutil.copy(pathlib.Path(corpus, "recording", "ok-code"), kept / "recording.penstock")
     quick = ["--device", "host", "--quick", "--max-bytes", "64KiB", "--repetitions", "2", "--profile"]
     run_command("link", *quick, kept / "link.json").check_returncode()
     (kept / "link.json").write_text(json.dumps(json.loads((kept / "link.json").read_text())) + "\n")

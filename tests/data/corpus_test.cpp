@@ -22,7 +22,7 @@ constexpr const char* kFolders[] = {"npy", "npz", "safetensors"};
 std::vector<Seed> seeds() {
   std::vector<Seed> found;
   for (const char* folder : kFolders) {
-    const auto path = std::filesystem::path(PENSTOCK_SOURCE "/fuzz/corpus") / folder;
+    const auto path = std::filesystem::path(PENSTOCK_CORPUS) / folder;
     for (const auto& entry : std::filesystem::directory_iterator(path)) found.push_back({entry.path()});
   }
   std::sort(found.begin(), found.end(), [](const Seed& a, const Seed& b) { return a.path < b.path; });
@@ -76,7 +76,7 @@ TEST(CorpusFiles, AreRefusedForTheirOwnReason) {
   };
   for (const auto& [seed, reason] : reasons) {
     SCOPED_TRACE(seed);
-    const auto path = std::filesystem::path(PENSTOCK_SOURCE "/fuzz/corpus") / seed;
+    const auto path = std::filesystem::path(PENSTOCK_CORPUS) / seed;
     test::expect_error<Error>([&] { return read_as(path.parent_path().filename().string(), path, {}); },
                               {reason});
   }

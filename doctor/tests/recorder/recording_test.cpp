@@ -505,7 +505,7 @@ TEST(Recordings, DamagedAnywhereGiveAnAccountThatAddsUp) {
 
 TEST(RecordingCorpus, OpensOrIsRefusedAsItsNameSays) {
   std::size_t files = 0;
-  for (const auto& entry : fs::directory_iterator(fs::path(PENSTOCK_SOURCE "/fuzz/corpus") / "recording")) {
+  for (const auto& entry : fs::directory_iterator(fs::path(PENSTOCK_CORPUS) / "recording")) {
     const std::string name = entry.path().filename().string();
     SCOPED_TRACE(name);
     ++files;
@@ -519,7 +519,7 @@ TEST(RecordingCorpus, OpensOrIsRefusedAsItsNameSays) {
 }
 
 TEST(RecordingCorpus, SumsOfEarlierRecordersAreSkipped) {
-  const fs::path folder = fs::path(PENSTOCK_SOURCE "/fuzz/corpus") / "recording";
+  const fs::path folder = fs::path(PENSTOCK_CORPUS) / "recording";
   const Timeline with = read_recording(folder / "ok-totals").timeline;
   const Timeline without = read_recording(folder / "ok-steps").timeline;
   EXPECT_EQ(with.events, without.events);
