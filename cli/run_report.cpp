@@ -31,6 +31,7 @@ constexpr ReasonText kReasonTexts[] = {
     {"first", "the first of their size"},
     {"slower", "of a size at which the driver is as fast"},
     {"other_memory", "between other kinds of memory"},
+    {"form", "of rows apart, of arrays or in a batch with others"},
     {"context", "of a context that is not the device's primary one"},
     {"capture", "in a stream capture"},
     {"busy", "beside copies of several other streams"},

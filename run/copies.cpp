@@ -8,6 +8,7 @@
 
 #include <penstock/core/fork.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -18,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace penstock::run {
 
@@ -124,36 +126,62 @@ bool is_of_context(const Driver& driver, Stream stream, Context context) {
   return is_default || (driver.stream_get_ctx(stream, &of) == kSuccess && of == context);
 }
 
-/// Who makes a copy, and which way it goes.
+/// Who makes the copies of a call, and which way each goes.
 struct Plan {
   std::shared_ptr<DeviceCopier> copier = nullptr;
-  bool to_host = false;
+  std::vector<bool> to_host;
 };
 
-/// Why the copy is passed on. Nullopt: `plan` says how it is taken.
+/// What `reason` says about each run of the call, if it says the same; otherwise `form`, as a call is taken
+/// or passed on as a whole. A run that is the first of its size has no other reason against it.
+template <typename ReasonOf>
+std::optional<Reason> reason_of_all(const CopyCall& call, ReasonOf reason) {
+  const std::optional<Reason> all = reason(call.runs.front());
+  bool first = all == Reason::first;
+  for (const Run& run : call.runs.subspan(1)) {
+    const std::optional<Reason> of_this = reason(run);
+    const bool is_good = !of_this || of_this == Reason::first;
+    if (is_good ? all && all != Reason::first : of_this != all) return Reason::form;
+    first |= of_this == Reason::first;
+  }
+  return first ? Reason::first : all;
+}
+
+std::optional<Reason> reason_by_size(const CopyCall& call) {
+  const auto small = [](const Run& run) {
+    return run.bytes < kSmallestCopy ? std::optional(Reason::small) : std::nullopt;
+  };
+  const std::optional<Reason> reason = reason_of_all(call, small);
+  return !reason && call.form == Form::other ? Reason::form : reason;
+}
+
+std::optional<Reason> reason_by_memory(State& state, const Run& run, Plan& plan) {
+  const bool to_host =
+      run.ends == Ends::to_host ||
+      (run.ends == Ends::any && is_memory_of(*plan.copier, state.driver, run.from, run.bytes));
+  plan.to_host.push_back(to_host);
+  const auto [host, device] = to_host ? std::pair(run.to, run.from) : std::pair(run.from, run.to);
+  if (!is_pageable(state.driver, host, run.bytes)) return Reason::other_memory;
+  const SizeChoice choice = choose(state.figures.of_size(to_host, run.bytes), run.bytes);
+  if (choice == SizeChoice::leave) return Reason::slower;
+  if (!is_memory_of(*plan.copier, state.driver, device, run.bytes)) return Reason::other_memory;
+  return choice == SizeChoice::compare ? std::optional(Reason::first) : std::nullopt;
+}
+
+/// Why the call is passed on. Nullopt: `plan` says how it is taken.
 std::optional<Reason> reason_against(State& state, const CopyCall& call, Plan& plan) {
   plan.copier = current_copier(state);
   if (plan.copier == nullptr) return Reason::context;
-  plan.to_host = call.ends == Ends::to_host ||
-                 (call.ends == Ends::any && is_memory_of(*plan.copier, state.driver, call.from, call.bytes));
-  const auto [host, device] = plan.to_host ? std::pair(call.to, call.from) : std::pair(call.from, call.to);
-  if (!is_pageable(state.driver, host, call.bytes)) return Reason::other_memory;
-  const SizeChoice choice = choose(state.figures.of_size(plan.to_host, call.bytes), call.bytes);
-  if (choice == SizeChoice::leave) return Reason::slower;
-  if (!is_memory_of(*plan.copier, state.driver, device, call.bytes)) return Reason::other_memory;
+  const std::optional<Reason> reason =
+      reason_of_all(call, [&](const Run& run) { return reason_by_memory(state, run, plan); });
+  if (reason && reason != Reason::first) return reason;
   if (is_capturing(state.driver, call.stream)) return Reason::capture;
   if (!is_of_context(state.driver, call.stream, plan.copier->context())) return Reason::context;
-  if (choice == SizeChoice::compare) return Reason::first;
+  if (reason) return reason;
   return plan.copier->opens() ? std::nullopt : std::optional(Reason::refused);
 }
 
 using Clock = std::chrono::steady_clock;
-
-/// Notes a copy that began at `begin`, and its time if its stream was idle.
-void note(Timing& timing, std::size_t bytes, bool idle, Clock::time_point begin) {
-  const auto passed = std::chrono::nanoseconds(Clock::now() - begin);
-  add(timing, bytes, idle ? static_cast<std::uint64_t>(passed.count()) : 0);
-}
 
 /// While one lives, copies of the calling thread are not taken: they come from within a copy.
 struct Inside {
@@ -164,26 +192,45 @@ struct Inside {
 };
 
 struct Attempt {
-  std::optional<Reason> against;  ///< nullopt: the copy is made
-  bool to_host = false;
-  bool idle = false;  ///< no other work was on the stream
+  std::optional<Reason> against;   ///< nullopt: the copies are made
+  std::vector<bool> to_host = {};  ///< for each run, if `against` is nullopt or `first`
+  bool idle = false;               ///< no other work was on the stream
 };
 
-/// Makes the copy if it is to be taken.
+/// Notes the runs of a call that began at `begin`, and their shares of its time if its stream was idle.
+void note(State& state, const CopyCall& call, const Attempt& attempt, Timing SizeFigures::* whose,
+          Clock::time_point begin) {
+  const std::chrono::duration<double, std::nano> passed = Clock::now() - begin;
+  double bytes = 0;
+  for (const Run& run : call.runs) bytes += static_cast<double>(run.bytes);
+  for (std::size_t i = 0; i < call.runs.size(); ++i) {
+    const std::size_t of_this = call.runs[i].bytes;
+    const double time = attempt.idle ? passed.count() * static_cast<double>(of_this) / bytes : 0;
+    add(state.figures.of_size(attempt.to_host[i], of_this).*whose, of_this, static_cast<std::uint64_t>(time));
+  }
+}
+
+/// Makes the copies if they are to be taken.
 Attempt attempt_copy(State& state, const CopyCall& call) {
+  if (const auto reason = reason_by_size(call)) return {reason};
   if (ended || inside || is_own_thread() || state.generation != fork_generation()) return {Reason::ending};
   if (!state.driver.complete) return {Reason::refused};
   const Inside guard;
   const RelaxedCapture relaxed(state.driver);
   Plan plan;
-  Attempt attempt{.against = reason_against(state, call, plan), .to_host = plan.to_host};
+  Attempt attempt{.against = reason_against(state, call, plan)};
   if (attempt.against && attempt.against != Reason::first) return attempt;
+  attempt.to_host = std::move(plan.to_host);
   attempt.idle = state.driver.stream_query(call.stream) == kSuccess;
   if (attempt.against) return attempt;
+  const bool reads_host = std::ranges::find(attempt.to_host, false) != attempt.to_host.end();
+  if (call.form == Form::in_stream_order && reads_host && !attempt.idle) {
+    attempt.against = Reason::form;
+    return attempt;
+  }
   const auto begin = Clock::now();
-  attempt.against = plan.copier->copy(call, plan.to_host);
-  if (!attempt.against)
-    note(state.figures.of_size(plan.to_host, call.bytes).taken, call.bytes, attempt.idle, begin);
+  attempt.against = plan.copier->copy(call, attempt.to_host);
+  if (!attempt.against) note(state, call, attempt, &SizeFigures::taken, begin);
   return attempt;
 }
 
@@ -192,14 +239,16 @@ Attempt attempt_copy(State& state, const CopyCall& call) {
 Result copy(const CopyCall& call, const void* real, FunctionRef<Result()> by_driver) {
   if (real == nullptr) return by_driver();
   State& state = state_for(real);
-  const Attempt attempt = call.bytes < kSmallestCopy ? Attempt{Reason::small} : attempt_copy(state, call);
+  const Attempt attempt = attempt_copy(state, call);
   if (!attempt.against) return kSuccess;
-  state.figures.pass_on(*attempt.against, call.bytes);
+  std::size_t bytes = 0;
+  for (const Run& run : call.runs) bytes += run.bytes;
+  state.figures.pass_on(*attempt.against, call.runs.size(), bytes);
   if (attempt.against != Reason::first) return by_driver();
   const Inside guard;
   const auto begin = Clock::now();
   const Result result = by_driver();
-  note(state.figures.of_size(attempt.to_host, call.bytes).driver, call.bytes, attempt.idle, begin);
+  note(state, call, attempt, &SizeFigures::driver, begin);
   return result;
 }
 

@@ -143,19 +143,22 @@ bool DeviceCopier::opens() {
   return !failed_;
 }
 
-std::optional<Reason> DeviceCopier::copy(const CopyCall& call, bool to_host) {
-  auto* const to = reinterpret_cast<std::byte*>(call.to);
-  const auto* const from = reinterpret_cast<const std::byte*>(call.from);
+std::optional<Reason> DeviceCopier::copy(const CopyCall& call, const std::vector<bool>& to_host) {
   try {
     const Lanes::Use lane = engine_->lanes.take(call.stream);
     if (lane == nullptr) return Reason::busy;
     const penstock::Stream stream = engine_->device.wrap_stream(call.stream);
-    if (to_host) {
-      const bool written = engine_->to_host(stream, *lane, to, from, call.bytes);
-      return written ? std::nullopt : std::optional(Reason::refused);
+    for (std::size_t i = 0; i < call.runs.size(); ++i) {
+      const Run& run = call.runs[i];
+      auto* const to = reinterpret_cast<std::byte*>(run.to);
+      const auto* const from = reinterpret_cast<const std::byte*>(run.from);
+      if (!to_host[i]) {
+        engine_->to_device(stream, *lane, to, from, run.bytes);
+      } else if (!engine_->to_host(stream, *lane, to, from, run.bytes)) {
+        return Reason::refused;
+      }
     }
-    engine_->to_device(stream, *lane, to, from, call.bytes);
-    if (call.blocking) stream.synchronize();
+    if (call.blocking && !to_host.back()) stream.synchronize();
     return std::nullopt;
   } catch (const std::exception&) {
     const std::lock_guard lock(mutex_);

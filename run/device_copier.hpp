@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace penstock::run {
 
@@ -26,9 +27,10 @@ class DeviceCopier {
 
   /// Opens the device at the first call. False if that fails, or if a copy has failed.
   [[nodiscard]] bool opens();
-  /// Makes a copy between pageable memory and the device's, and returns when the driver would: nullopt.
-  /// Otherwise says why it did not, and nothing touches the host's end any more.
-  [[nodiscard]] std::optional<Reason> copy(const CopyCall& call, bool to_host);
+  /// Makes copies between pageable memory and the device's, and returns when the driver would: nullopt.
+  /// Otherwise says why it did not, and nothing touches the host's ends any more. `to_host`: for each run of
+  /// the call, its way.
+  [[nodiscard]] std::optional<Reason> copy(const CopyCall& call, const std::vector<bool>& to_host);
 
  private:
   struct Engine;

@@ -17,13 +17,14 @@ enum class Reason : std::uint8_t {
   first,         ///< the first copies of a size class, which show what the driver gives
   slower,        ///< of a size class in which the driver is as fast
   other_memory,  ///< not between pageable memory and memory of the current device alone
+  form,          ///< not one run of bytes; or of a batch that could not be taken as a whole
   context,       ///< of a context or stream that is not of the device's primary context
   capture,       ///< on a stream that is captured
   busy,          ///< while copies of other streams use all pinned memory
   ending,        ///< as the program ends, in a forked child, or from within another copy
   refused,       ///< the engine could not be opened, or a copy has failed
 };
-inline constexpr std::size_t kReasons = 9;
+inline constexpr std::size_t kReasons = 10;
 
 inline constexpr std::size_t kSmallestCopy = std::size_t{1} << 20;
 /// From 1 MiB on, each has four times the size of the one before; the last has no end.

@@ -42,19 +42,19 @@ FiguresFile::FiguresFile() : figures_(map_file()) {
   if (figures_ == nullptr) figures_ = new Figures;
 }
 
-void FiguresFile::pass_on(Reason reason, std::size_t bytes) noexcept {
-  add(figures_->passed_on[static_cast<std::size_t>(reason)], bytes);
+void FiguresFile::pass_on(Reason reason, std::size_t copies, std::size_t bytes) noexcept {
+  add(figures_->passed_on[static_cast<std::size_t>(reason)], copies, bytes);
 }
 
-void add(Count& count, std::size_t bytes) noexcept {
-  add(count.calls, 1);
+void add(Count& count, std::size_t copies, std::size_t bytes) noexcept {
+  add(count.calls, copies);
   add(count.bytes, bytes);
 }
 
 void add(Timing& timing, std::size_t bytes, std::uint64_t nanoseconds) noexcept {
-  add(timing.all, bytes);
+  add(timing.all, 1, bytes);
   if (nanoseconds == 0) return;
-  add(timing.timed, bytes);
+  add(timing.timed, 1, bytes);
   add(timing.nanoseconds, nanoseconds);
   raise(timing.best,
         static_cast<std::uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(nanoseconds)));

@@ -10,7 +10,7 @@
 /// and gets the driver's entries.
 namespace penstock::run {
 
-/// X(symbol of the driver, name that cuGetProcAddress knows, version since, default stream, ends)
+/// X(symbol of the driver, name that cuGetProcAddress knows, version since, default stream, ends or kind)
 #define PENSTOCK_RUN_BLOCKING_COPIES(X)                              \
   X(cuMemcpyHtoD_v2, cuMemcpyHtoD, 3020, legacy, to_device)          \
   X(cuMemcpyHtoD_v2_ptds, cuMemcpyHtoD, 3020, per_thread, to_device) \
@@ -25,12 +25,39 @@ namespace penstock::run {
   X(cuMemcpyDtoHAsync_v2_ptsz, cuMemcpyDtoHAsync, 3020, per_thread, to_host)   \
   X(cuMemcpyAsync, cuMemcpyAsync, 4000, legacy, any)                           \
   X(cuMemcpyAsync_ptsz, cuMemcpyAsync, 4000, per_thread, any)
-/// The same without ends: what a copy must know of.
+#define PENSTOCK_RUN_BLOCKING_BOXES(X)                                             \
+  X(cuMemcpy2D_v2, cuMemcpy2D, 3020, legacy, PlaneCopy)                            \
+  X(cuMemcpy2D_v2_ptds, cuMemcpy2D, 3020, per_thread, PlaneCopy)                   \
+  X(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned, 3020, legacy, PlaneCopy)          \
+  X(cuMemcpy2DUnaligned_v2_ptds, cuMemcpy2DUnaligned, 3020, per_thread, PlaneCopy) \
+  X(cuMemcpy3D_v2, cuMemcpy3D, 3020, legacy, BoxCopy)                              \
+  X(cuMemcpy3D_v2_ptds, cuMemcpy3D, 3020, per_thread, BoxCopy)
+#define PENSTOCK_RUN_ASYNC_BOXES(X)                                        \
+  X(cuMemcpy2DAsync_v2, cuMemcpy2DAsync, 3020, legacy, PlaneCopy)          \
+  X(cuMemcpy2DAsync_v2_ptsz, cuMemcpy2DAsync, 3020, per_thread, PlaneCopy) \
+  X(cuMemcpy3DAsync_v2, cuMemcpy3DAsync, 3020, legacy, BoxCopy)            \
+  X(cuMemcpy3DAsync_v2_ptsz, cuMemcpy3DAsync, 3020, per_thread, BoxCopy)
+/// Batches whose copies can fail one by one, which were the first form, and others.
+#define PENSTOCK_RUN_FAILING_BATCHES(X)                    \
+  X(cuMemcpyBatchAsync, cuMemcpyBatchAsync, 12080, legacy) \
+  X(cuMemcpyBatchAsync_ptsz, cuMemcpyBatchAsync, 12080, per_thread)
+#define PENSTOCK_RUN_BATCHES(X)                               \
+  X(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync, 13000, legacy) \
+  X(cuMemcpyBatchAsync_v2_ptsz, cuMemcpyBatchAsync, 13000, per_thread)
+/// What a copy must know of.
 #define PENSTOCK_RUN_OTHER_ENTRIES(X)                                   \
   X(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, either) \
   X(cuGetProcAddress, cuGetProcAddress, 11030, legacy)                  \
   X(cuGetProcAddress_v2, cuGetProcAddress, 12000, legacy)               \
   X(cuGetProcAddress_v2_ptsz, cuGetProcAddress, 12000, per_thread)
+#define PENSTOCK_RUN_ENTRIES(X)   \
+  PENSTOCK_RUN_BLOCKING_COPIES(X) \
+  PENSTOCK_RUN_ASYNC_COPIES(X)    \
+  PENSTOCK_RUN_BLOCKING_BOXES(X)  \
+  PENSTOCK_RUN_ASYNC_BOXES(X)     \
+  PENSTOCK_RUN_FAILING_BATCHES(X) \
+  PENSTOCK_RUN_BATCHES(X)         \
+  PENSTOCK_RUN_OTHER_ENTRIES(X)
 
 /// The function that stands in for the driver's `symbol`, whose own is `real`. Null if none does, or if
 /// `real` is of another library than the first driver that was asked for.

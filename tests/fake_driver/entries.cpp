@@ -1,7 +1,9 @@
+#include "run/driver.hpp"
 #include "state.hpp"
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -30,6 +32,10 @@ using penstock::cuda::Pages;
 using penstock::cuda::PointerAttribute;
 using penstock::cuda::Stream;
 using penstock::cuda::Uuid;
+using penstock::run::BoxCopy;
+using penstock::run::BoxSide;
+using penstock::run::MemoryType;
+using penstock::run::PlaneCopy;
 
 using HostFunction = void (*)(void*);
 
@@ -586,20 +592,19 @@ std::function<Result()> copy_work(Address to, Address from, std::size_t bytes) {
   };
 }
 
-Result cuMemcpyHtoDAsync(Address to, const void* from, std::size_t bytes, Stream handle) {
-  FAKE_BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync);
-  FAKE_FIND_STREAM(handle);
+/// Enqueues a copy for `function`. Pageable memory is read at once, and written before the call returns.
+Result to_device(const char* function, Queue& stream, Address to, const void* from, std::size_t bytes) {
   if (!is_device_memory(to, bytes)) return kInvalidValue;
   const Found source = memory().find(address_of(from));
   if (source.kind == Kind::device || (source.host != nullptr && source.host != from)) return kInvalidValue;
   if (source.host != nullptr) {
     if (copy_reads(address_of(from), bytes) == nullptr) return kInvalidValue;
-    stream->push("cuMemcpyHtoDAsync", copy_work(to, address_of(from), bytes));
+    stream.push(function, copy_work(to, address_of(from), bytes));
     return kSuccess;
   }
   const auto* first = static_cast<const char*>(from);
   auto staged = std::make_shared<std::vector<char>>(first, first + bytes);
-  stream->push("cuMemcpyHtoDAsync", [=] {
+  stream.push(function, [=] {
     void* const target = copy_writes(to, bytes);
     if (target == nullptr) return kIllegalAddress;
     std::memcpy(target, staged->data(), bytes);
@@ -608,25 +613,35 @@ Result cuMemcpyHtoDAsync(Address to, const void* from, std::size_t bytes, Stream
   return kSuccess;
 }
 
-Result cuMemcpyDtoHAsync(void* to, Address from, std::size_t bytes, Stream handle) {
-  FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync);
-  FAKE_FIND_STREAM(handle);
+Result to_host(const char* function, Queue& stream, void* to, Address from, std::size_t bytes) {
   if (!is_device_memory(from, bytes)) return kInvalidValue;
   const Found target = memory().find(address_of(to));
   if (target.kind == Kind::device || (target.host != nullptr && target.host != to)) return kInvalidValue;
   if (target.host != nullptr) {
     if (copy_writes(address_of(to), bytes) == nullptr) return kInvalidValue;
-    stream->push("cuMemcpyDtoHAsync", copy_work(address_of(to), from, bytes));
+    stream.push(function, copy_work(address_of(to), from, bytes));
     return kSuccess;
   }
-  stream->push("cuMemcpyDtoHAsync", [=] {
+  stream.push(function, [=] {
     const void* const source = copy_reads(from, bytes);
     if (source == nullptr) return kIllegalAddress;
     std::memcpy(to, source, bytes);
     return kSuccess;
   });
-  stream->wait();
+  stream.wait();
   return current()->failure;
+}
+
+Result cuMemcpyHtoDAsync(Address to, const void* from, std::size_t bytes, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemcpyHtoDAsync);
+  FAKE_FIND_STREAM(handle);
+  return to_device("cuMemcpyHtoDAsync", *stream, to, from, bytes);
+}
+
+Result cuMemcpyDtoHAsync(void* to, Address from, std::size_t bytes, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync);
+  FAKE_FIND_STREAM(handle);
+  return to_host("cuMemcpyDtoHAsync", *stream, to, from, bytes);
 }
 
 Result cuMemcpyDtoDAsync(Address to, Address from, std::size_t bytes, Stream handle) {
@@ -637,25 +652,105 @@ Result cuMemcpyDtoDAsync(Address to, Address from, std::size_t bytes, Stream han
   return kSuccess;
 }
 
+bool is_pageable(Address address) { return memory().find(address).kind == Kind::none; }
+
+bool can_copy(Address to, Address from, std::size_t bytes) {
+  if (is_pageable(to)) return is_device_memory(from, bytes);
+  return copy_writes(to, bytes) != nullptr &&
+         (is_pageable(from) ? is_device_memory(to, bytes) : copy_reads(from, bytes) != nullptr);
+}
+
+/// The same by what the addresses tell.
+Result any_way(const char* function, Queue& stream, Address to, Address from, std::size_t bytes) {
+  if (!can_copy(to, from, bytes)) return kInvalidValue;
+  if (is_pageable(to)) return to_host(function, stream, reinterpret_cast<void*>(to), from, bytes);
+  if (is_pageable(from)) return to_device(function, stream, to, reinterpret_cast<const void*>(from), bytes);
+  stream.push(function, copy_work(to, from, bytes));
+  return kSuccess;
+}
+
+/// Enqueues a copy that reads pageable memory when the stream comes to it.
+Result in_stream_order(const char* function, Queue& stream, Address to, Address from, std::size_t bytes) {
+  if (!can_copy(to, from, bytes) || !is_pageable(from)) return any_way(function, stream, to, from, bytes);
+  stream.push(function, [=] {
+    void* const target = copy_writes(to, bytes);
+    if (target == nullptr) return kIllegalAddress;
+    std::memcpy(target, reinterpret_cast<const void*>(from), bytes);
+    return kSuccess;
+  });
+  return kSuccess;
+}
+
 Result cuMemcpyBatchAsync(Address* to, Address* from, std::size_t* bytes, std::size_t count,
                           BatchedCopyAttributes* attributes, std::size_t* first_of, std::size_t kinds,
                           std::size_t* failed, Stream handle) {
   FAKE_BEGIN_IN_CONTEXT(cuMemcpyBatchAsync);
-  if (handle == nullptr || count == 0 || kinds != 1 || first_of[0] != 0 || failed == nullptr ||
-      attributes->source_access_order != penstock::cuda::kSourceAccessOrderStream) {
+  if (to == nullptr || from == nullptr || bytes == nullptr || handle == nullptr ||
+      handle == static_cast<Stream>(kLegacyStream) || count == 0 || kinds != 1 || first_of[0] != 0 ||
+      failed == nullptr || attributes->source_access_order < 1 || attributes->source_access_order > 3) {
     return kInvalidValue;
   }
   FAKE_FIND_STREAM(handle);
   for (std::size_t i = 0; i < count; ++i) {
-    if (bytes[i] != 0 && copy_writes(to[i], bytes[i]) != nullptr && copy_reads(from[i], bytes[i]) != nullptr)
-      continue;
+    if (bytes[i] != 0 && can_copy(to[i], from[i], bytes[i])) continue;
     *failed = i;
     return kInvalidValue;
   }
+  const bool ordered = attributes->source_access_order == penstock::cuda::kSourceAccessOrderStream;
   for (std::size_t i = 0; i < count; ++i) {
-    stream->push("cuMemcpyBatchAsync", copy_work(to[i], from[i], bytes[i]));
+    const Result result =
+        (ordered ? in_stream_order : any_way)("cuMemcpyBatchAsync", *stream, to[i], from[i], bytes[i]);
+    if (result == kSuccess) continue;
+    *failed = i;
+    return result;
   }
   return kSuccess;
+}
+
+// The form since version 13.0.
+Result cuMemcpyBatchAsync_v2(Address* to, Address* from, std::size_t* bytes, std::size_t count,
+                             BatchedCopyAttributes* attributes, std::size_t* first_of, std::size_t kinds,
+                             Stream handle) {
+  std::size_t failed = 0;
+  return cuMemcpyBatchAsync(to, from, bytes, count, attributes, first_of, kinds, &failed, handle);
+}
+
+Result copy_box(const char* function, const BoxCopy& box, Stream handle) {
+  FAKE_FIND_STREAM(handle);
+  for (const BoxSide& side : {box.from, box.to}) {
+    if (side.type == MemoryType::array || side.level != 0 || side.reserved != nullptr ||
+        side.pitch < side.x + box.width ||
+        (side.height != 0 ? side.height < side.y + box.height : box.depth > 1)) {
+      return kInvalidValue;
+    }
+  }
+  const auto row_of = [](const BoxSide& side, std::size_t row, std::size_t layer) {
+    const Address base = side.type == MemoryType::host ? side.host : side.device;
+    return base + ((side.z + layer) * side.height + side.y + row) * side.pitch + side.x;
+  };
+  for (std::size_t layer = 0; layer < box.depth; ++layer) {
+    for (std::size_t row = 0; row < box.height; ++row) {
+      const Result result =
+          any_way(function, *stream, row_of(box.to, row, layer), row_of(box.from, row, layer), box.width);
+      if (result != kSuccess) return result;
+    }
+  }
+  return kSuccess;
+}
+
+Result cuMemcpy3DAsync(const BoxCopy* box, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemcpy3DAsync);
+  return box == nullptr ? kInvalidValue : copy_box("cuMemcpy3DAsync", *box, handle);
+}
+
+Result cuMemcpy2DAsync(const PlaneCopy* plane, Stream handle) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemcpy2DAsync);
+  if (plane == nullptr) return kInvalidValue;
+  const auto side = [](const penstock::run::PlaneSide& of) {
+    return BoxSide{of.x, of.y, 0, 0, of.type, of.host, of.device, of.array, nullptr, of.pitch, 0};
+  };
+  return copy_box("cuMemcpy2DAsync", {side(plane->from), side(plane->to), plane->width, plane->height, 1},
+                  handle);
 }
 
 // Copies whose ends the addresses tell.
@@ -683,6 +778,15 @@ Result cuMemcpy(Address to, Address from, std::size_t bytes) {
   return and_wait(cuMemcpyAsync, to, from, bytes, nullptr);
 }
 
+template <typename Copy>
+Result and_wait(Result (*copy)(const Copy*, Stream), const Copy* box, Stream handle) {
+  if (const Result result = copy(box, handle)) return result;
+  return cuStreamSynchronize(handle);
+}
+Result cuMemcpy2D(const PlaneCopy* plane) { return and_wait(cuMemcpy2DAsync, plane, nullptr); }
+Result cuMemcpy2DUnaligned(const PlaneCopy* plane) { return and_wait(cuMemcpy2DAsync, plane, nullptr); }
+Result cuMemcpy3D(const BoxCopy* box) { return and_wait(cuMemcpy3DAsync, box, nullptr); }
+
 // The forms for programs whose default stream is that of the thread.
 const auto kThreadStream = static_cast<Stream>(kPerThreadStream);
 Stream per_thread(Stream handle) { return handle == nullptr ? kThreadStream : handle; }
@@ -703,6 +807,25 @@ Result cuMemcpyDtoHAsync_ptsz(void* to, Address from, std::size_t bytes, Stream 
 }
 Result cuMemcpyAsync_ptsz(Address to, Address from, std::size_t bytes, Stream handle) {
   return cuMemcpyAsync(to, from, bytes, per_thread(handle));
+}
+Result cuMemcpy2D_ptds(const PlaneCopy* plane) { return and_wait(cuMemcpy2DAsync, plane, kThreadStream); }
+Result cuMemcpy2DUnaligned_ptds(const PlaneCopy* plane) { return cuMemcpy2D_ptds(plane); }
+Result cuMemcpy3D_ptds(const BoxCopy* box) { return and_wait(cuMemcpy3DAsync, box, kThreadStream); }
+Result cuMemcpy2DAsync_ptsz(const PlaneCopy* plane, Stream handle) {
+  return cuMemcpy2DAsync(plane, per_thread(handle));
+}
+Result cuMemcpy3DAsync_ptsz(const BoxCopy* box, Stream handle) {
+  return cuMemcpy3DAsync(box, per_thread(handle));
+}
+Result cuMemcpyBatchAsync_ptsz(Address* to, Address* from, std::size_t* bytes, std::size_t count,
+                               BatchedCopyAttributes* attributes, std::size_t* first_of, std::size_t kinds,
+                               std::size_t* failed, Stream handle) {
+  return cuMemcpyBatchAsync(to, from, bytes, count, attributes, first_of, kinds, failed, per_thread(handle));
+}
+Result cuMemcpyBatchAsync_v2_ptsz(Address* to, Address* from, std::size_t* bytes, std::size_t count,
+                                  BatchedCopyAttributes* attributes, std::size_t* first_of, std::size_t kinds,
+                                  Stream handle) {
+  return cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, first_of, kinds, per_thread(handle));
 }
 
 Result cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, Stream handle) {
@@ -861,7 +984,12 @@ struct Entry {
   X(memcpy_h2d, cuMemcpyHtoD, 3020, (Address, const void*, std::size_t))                 \
   X(memcpy_d2h, cuMemcpyDtoH, 3020, (void*, Address, std::size_t))                       \
   X(memcpy, cuMemcpy, 4000, (Address, Address, std::size_t))                             \
-  X(memcpy_async, cuMemcpyAsync, 4000, (Address, Address, std::size_t, Stream))
+  X(memcpy_async, cuMemcpyAsync, 4000, (Address, Address, std::size_t, Stream))          \
+  X(memcpy_2d, cuMemcpy2D, 3020, (const PlaneCopy*))                                     \
+  X(memcpy_2d_unaligned, cuMemcpy2DUnaligned, 3020, (const PlaneCopy*))                  \
+  X(memcpy_3d, cuMemcpy3D, 3020, (const BoxCopy*))                                       \
+  X(memcpy_2d_async, cuMemcpy2DAsync, 3020, (const PlaneCopy*, Stream))                  \
+  X(memcpy_3d_async, cuMemcpy3DAsync, 3020, (const BoxCopy*, Stream))
 
 /// Those that CUDA gives in place of others of the same name to programs with a default stream for each
 /// thread.
@@ -871,7 +999,13 @@ struct Entry {
   X(cuMemcpy, _ptds)               \
   X(cuMemcpyHtoDAsync, _ptsz)      \
   X(cuMemcpyDtoHAsync, _ptsz)      \
-  X(cuMemcpyAsync, _ptsz)
+  X(cuMemcpyAsync, _ptsz)          \
+  X(cuMemcpy2D, _ptds)             \
+  X(cuMemcpy2DUnaligned, _ptds)    \
+  X(cuMemcpy3D, _ptds)             \
+  X(cuMemcpy2DAsync, _ptsz)        \
+  X(cuMemcpy3DAsync, _ptsz)        \
+  X(cuMemcpyBatchAsync, _ptsz)
 
 const std::vector<Entry>& entries() {
 #define FAKE_ENTRY(member, name, version, parameters)                      \
@@ -908,6 +1042,7 @@ EXPORT int cuDriverGetVersion(int* version) {
 EXPORT int cuMemcpyHtoD_v2(fake_cuda::Address to, const void* from, std::size_t bytes) {
   return fake_cuda::cuMemcpyHtoD(to, from, bytes);
 }
+EXPORT int cuMemcpy2D_v2(const penstock::run::PlaneCopy* plane) { return fake_cuda::cuMemcpy2D(plane); }
 EXPORT int cuMemcpyDtoHAsync_v2(void* to, fake_cuda::Address from, std::size_t bytes,
                                 fake_cuda::Stream stream) {
   return fake_cuda::cuMemcpyDtoHAsync(to, from, bytes, stream);
@@ -919,6 +1054,12 @@ EXPORT int cuGetProcAddress_v2(const char* symbol, void** function, int version,
   if (flags > 2) return fake_cuda::kInvalidValue;
   if (std::string_view(symbol) == "cuGetProcAddress") {
     *function = reinterpret_cast<void*>(&cuGetProcAddress_v2);
+    return fake_cuda::kSuccess;
+  }
+  if (std::string_view(symbol) == "cuMemcpyBatchAsync" &&
+      std::min(version, fake_cuda::script().version.load()) >= 13000) {
+    *function = reinterpret_cast<void*>(flags == 2 ? &fake_cuda::cuMemcpyBatchAsync_v2_ptsz
+                                                   : &fake_cuda::cuMemcpyBatchAsync_v2);
     return fake_cuda::kSuccess;
   }
   if (flags == 2) {

@@ -3,6 +3,7 @@
 // with 1.
 #include "fake_driver/fake_cuda_controls.hpp"
 #include "next_symbol.hpp"
+#include "run/driver.hpp"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -21,11 +23,12 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
 
-using Address = unsigned long long;
+using Address = penstock::run::Address;
 using Bytes = std::vector<unsigned char>;
 using Stream = void*;
 
@@ -59,9 +62,9 @@ class Cuda {
     enter();
   }
 
-  [[nodiscard]] void* find(const char* name, bool per_thread = false) const {
+  [[nodiscard]] void* find(const char* name, bool per_thread = false, int version = 12080) const {
     void* function = nullptr;
-    require(get_(name, &function, 12080, per_thread ? 2 : 0, nullptr) == 0, std::string("no ") + name);
+    require(get_(name, &function, version, per_thread ? 2 : 0, nullptr) == 0, std::string("no ") + name);
     return function;
   }
   [[nodiscard]] void* symbol(const char* name) const { return ::dlsym(library_, name); }
@@ -109,63 +112,193 @@ class Cuda {
   void* context_ = nullptr;
 };
 
-/// The driver's first copies of a size, which are slow: so that all later ones are taken.
+/// The driver's first copies of a size, which are slow, and those that show what penstock gives if the size
+/// may not gain: so that all later ones are taken.
 void show_slow_driver(const Cuda& cuda, std::size_t bytes) {
   const Address device = cuda.allocate(bytes);
   Bytes data(bytes);
-  for (const char* const name : {"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"})
-    cuda.fake.delay(name, static_cast<long long>(25 * bytes));  // 40 MB/s
-  for (int i = 0; i < (bytes < (16u << 20) ? 3 : 1); ++i) {
+  const auto delay = [&](long long nanoseconds) {
+    for (const char* const name : {"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"})
+      cuda.fake.delay(name, nanoseconds);
+  };
+  delay(static_cast<long long>(25 * bytes));  // 40 MB/s
+  for (int i = 0; i < (bytes < (16u << 20) ? 6 : 1); ++i) {
+    if (i == 3) delay(0);
     require(cuda.up(device, data.data(), bytes) == 0, "a copy to the device");
     cuda.must("cuCtxSynchronize");
     require(cuda.down(data.data(), device, bytes) == 0, "a copy to the host");
   }
-  for (const char* const name : {"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"}) cuda.fake.delay(name, 0);
+  delay(0);
   cuda.must("cuMemFree", device);
 }
 
-/// By each entry, up and down.
-void entries(const Cuda& cuda) {
+/// A way to ask the driver for a copy of host memory, to the device or back.
+struct Way {
+  std::string name;
+  bool has_stream;
+  bool has_default_stream;
+  std::function<int(Address to, Address from, std::size_t bytes, Stream on, bool up)> copy;
+};
+
+/// As five rows, or five layers, behind others. The ends have their kinds, or none.
+penstock::run::BoxCopy box_of(Address to, Address from, std::size_t bytes, bool up, bool unified) {
+  using penstock::run::MemoryType;
+  const auto side = [&](Address address, bool host) {
+    const Address first = address - 2 * (bytes / 5);
+    return penstock::run::BoxSide{
+        .y = 2,
+        .type = unified ? MemoryType::unified : (host ? MemoryType::host : MemoryType::device),
+        .host = host && !unified ? first : 1,
+        .device = host && !unified ? 1 : first,
+        .pitch = bytes / 5};
+  };
+  return {side(from, up), side(to, !up), bytes / 5, 5, 1};
+}
+
+penstock::run::PlaneCopy plane_of(Address to, Address from, std::size_t bytes, bool up) {
+  const penstock::run::BoxCopy box = box_of(to, from, bytes, up, false);
+  const auto side = [](const penstock::run::BoxSide& of) {
+    return penstock::run::PlaneSide{of.x, of.y, of.type, of.host, of.device, of.array, of.pitch};
+  };
+  return {side(box.from), side(box.to), box.width, box.height};
+}
+
+penstock::run::BoxCopy layers_of(Address to, Address from, std::size_t bytes, bool up) {
+  penstock::run::BoxCopy box = box_of(to, from, bytes, up, true);
+  for (penstock::run::BoxSide* const side : {&box.from, &box.to}) {
+    side->z = std::exchange(side->y, 0);
+    side->height = 1;
+  }
+  box.depth = std::exchange(box.height, 1);
+  return box;
+}
+
+using FirstBatch = int (*)(Address*, Address*, std::size_t*, std::size_t, penstock::run::BatchAttributes*,
+                           std::size_t*, std::size_t, std::size_t*, Stream);
+using NewBatch = int (*)(Address*, Address*, std::size_t*, std::size_t, penstock::run::BatchAttributes*,
+                         std::size_t*, std::size_t, Stream);
+
+/// Asks for these copies in one call.
+int copy_batch(void* function, bool is_new, Bytes::size_type count, Address* to, Address* from,
+               std::size_t* bytes, penstock::run::AccessOrder order, Stream on) {
+  penstock::run::BatchAttributes attributes{.order = order};
+  std::size_t first = 0;
+  std::size_t failed = 0;
+  if (is_new) return reinterpret_cast<NewBatch>(function)(to, from, bytes, count, &attributes, &first, 1, on);
+  return reinterpret_cast<FirstBatch>(function)(to, from, bytes, count, &attributes, &first, 1, &failed, on);
+}
+
+/// In two copies of a batch.
+int copy_halves(void* function, bool is_new, Address to, Address from, std::size_t bytes, Stream on,
+                penstock::run::AccessOrder order = penstock::run::AccessOrder::during_call) {
+  const std::size_t half = bytes / 2;
+  Address targets[] = {to, to + half}, sources[] = {from, from + half};
+  std::size_t sizes[] = {half, bytes - half};
+  return copy_batch(function, is_new, 2, targets, sources, sizes, order, on);
+}
+
+std::vector<Way> ways_of(const Cuda& cuda, bool per_thread) {
   using Blocking = int (*)(Address, Address, std::size_t);
   using Async = int (*)(Address, Address, std::size_t, Stream);
+  std::vector<Way> ways;
+  const auto add_linear = [&](const char* up_name, const char* down_name, bool has_stream) {
+    void* const functions[] = {cuda.find(down_name, per_thread), cuda.find(up_name, per_thread)};
+    ways.push_back(
+        {up_name, has_stream, true, [=](Address to, Address from, std::size_t bytes, Stream on, bool up) {
+           return has_stream ? reinterpret_cast<Async>(functions[up])(to, from, bytes, on)
+                             : reinterpret_cast<Blocking>(functions[up])(to, from, bytes);
+         }});
+  };
+  const auto add_shaped = [&](const char* name, bool has_stream, auto shape_of) {
+    void* const function = cuda.find(name, per_thread);
+    ways.push_back(
+        {name, has_stream, true, [=](Address to, Address from, std::size_t bytes, Stream on, bool up) {
+           const auto shape = shape_of(to, from, bytes, up);
+           return has_stream ? reinterpret_cast<int (*)(const void*, Stream)>(function)(&shape, on)
+                             : reinterpret_cast<int (*)(const void*)>(function)(&shape);
+         }});
+  };
+  const auto add_batch = [&](const char* name, bool is_new) {
+    void* const function = cuda.find("cuMemcpyBatchAsync", per_thread, is_new ? 13000 : 12080);
+    ways.push_back(
+        {name, true, per_thread, [=](Address to, Address from, std::size_t bytes, Stream on, bool) {
+           return copy_halves(function, is_new, to, from, bytes, on);
+         }});
+  };
+  add_linear("cuMemcpyHtoD", "cuMemcpyDtoH", false);
+  add_linear("cuMemcpy", "cuMemcpy", false);
+  add_linear("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", true);
+  add_linear("cuMemcpyAsync", "cuMemcpyAsync", true);
+  add_shaped("cuMemcpy2D", false, plane_of);
+  add_shaped("cuMemcpy2DUnaligned", false, plane_of);
+  add_shaped("cuMemcpy3D", false, layers_of);
+  add_shaped("cuMemcpy2DAsync", true, plane_of);
+  add_shaped("cuMemcpy3DAsync", true, layers_of);
+  add_batch("cuMemcpyBatchAsync", false);
+  cuda.fake.set_version(13000);
+  add_batch("cuMemcpyBatchAsync of CUDA 13", true);
+  return ways;
+}
+
+/// Those that take a stream.
+std::vector<Way> asynchronous_ways(const Cuda& cuda) {
+  std::vector<Way> ways = ways_of(cuda, false);
+  std::erase_if(ways, [](const Way& way) { return !way.has_stream || way.name == "cuMemcpyAsync"; });
+  return ways;
+}
+
+Address address_of(const Bytes& data) { return reinterpret_cast<Address>(data.data()); }
+
+/// By each entry, up and down.
+void entries(const Cuda& cuda) {
   const Address device = cuda.allocate(kBytes);
   unsigned seed = 0;
-  const auto host = [](Bytes& data) { return reinterpret_cast<Address>(data.data()); };
   const auto check = [&](const std::string& name, const std::function<int(Address, Address)>& up,
                          const std::function<int(Address, Address)>& down) {
     Bytes sent = random_bytes(kBytes, ++seed), got(kBytes);
-    require(up(device, host(sent)) == 0, name + " failed to the device");
-    require(down(host(got), device) == 0, name + " failed to the host");
+    require(up(device, address_of(sent)) == 0, name + " failed to the device");
+    require(down(address_of(got), device) == 0, name + " failed to the host");
     require(got == sent, name + " brought other bytes");
   };
   for (const bool per_thread : {false, true}) {
-    const auto blocking = [&](const char* name) {
-      return [=, copy = reinterpret_cast<Blocking>(cuda.find(name, per_thread))](Address to, Address from) {
-        return copy(to, from, kBytes);
-      };
-    };
-    const auto async = [&](const char* name, Stream on) {
-      return [=, copy = reinterpret_cast<Async>(cuda.find(name, per_thread))](Address to, Address from) {
-        return copy(to, from, kBytes, on);
-      };
-    };
-    check("cuMemcpyHtoD", blocking("cuMemcpyHtoD"), blocking("cuMemcpyDtoH"));
-    check("cuMemcpy", blocking("cuMemcpy"), blocking("cuMemcpy"));
-    for (const Stream on : {Stream{}, kLegacy, kPerThread, cuda.stream(), cuda.stream(1)}) {
-      check("cuMemcpyHtoDAsync", async("cuMemcpyHtoDAsync", on), async("cuMemcpyDtoHAsync", on));
-      check("cuMemcpyAsync", async("cuMemcpyAsync", on), async("cuMemcpyAsync", on));
+    for (const Way& way : ways_of(cuda, per_thread)) {
+      std::vector<Stream> streams = {Stream{}};
+      if (way.has_stream) streams = {Stream{}, kLegacy, kPerThread, cuda.stream(), cuda.stream(1)};
+      if (!way.has_default_stream) streams.erase(streams.begin());
+      if (way.name.starts_with("cuMemcpyBatch")) std::erase(streams, kLegacy);
+      for (const Stream on : streams) {
+        const auto up = [&](Address to, Address from) {
+          if (way.has_stream) return way.copy(to, from, kBytes, on, true);
+          cuda.fake.delay_work("cuMemcpyHtoDAsync", 2'000'000);  // which makes the parts
+          const int result = way.copy(to, from, kBytes, on, true);
+          require(cuda.call("cuStreamQuery", per_thread ? kPerThread : kLegacy) == 0,
+                  way.name + " is not done");
+          cuda.fake.delay_work("cuMemcpyHtoDAsync", 0);
+          return result;
+        };
+        check(way.name, up, [&](Address to, Address from) { return way.copy(to, from, kBytes, on, false); });
+      }
     }
   }
-  const auto up = reinterpret_cast<Blocking>(cuda.symbol("cuMemcpyHtoD_v2"));
-  const auto down = reinterpret_cast<Async>(cuda.symbol("cuMemcpyDtoHAsync_v2"));
+  const auto up = reinterpret_cast<int (*)(Address, Address, std::size_t)>(cuda.symbol("cuMemcpyHtoD_v2"));
+  const auto down =
+      reinterpret_cast<int (*)(Address, Address, std::size_t, Stream)>(cuda.symbol("cuMemcpyDtoHAsync_v2"));
   check(
       "dlsym", [&](Address to, Address from) { return up(to, from, kBytes); },
       [&](Address to, Address from) { return down(to, from, kBytes, nullptr); });
+  const auto plane = reinterpret_cast<int (*)(const void*)>(cuda.symbol("cuMemcpy2D_v2"));
+  const auto copy_plane = [&](Address to, Address from) {
+    const penstock::run::PlaneCopy copy = plane_of(to, from, kBytes, to == device);
+    return plane(&copy);
+  };
+  check("dlsym of a 2D copy", copy_plane, copy_plane);
 }
 
 /// Later work sees the new bytes, earlier work the old ones, and the source is free at once: on the streams
 /// whose work comes before and after.
-void order_on(const Cuda& cuda, Stream before, Stream on, Stream after, const std::string& name) {
+void order_on(const Cuda& cuda, const Way& way, Stream before, Stream on, Stream after,
+              const std::string& where) {
+  const std::string name = way.name + ", " + where;
   const Address device = cuda.allocate(kBytes), early = cuda.allocate(kBytes), late = cuda.allocate(kBytes);
   const Bytes old = random_bytes(kBytes, 1), expected = random_bytes(kBytes, 2);
   cuda.must("cuMemcpyHtoD", device, static_cast<const void*>(old.data()), kBytes);
@@ -173,7 +306,7 @@ void order_on(const Cuda& cuda, Stream before, Stream on, Stream after, const st
   Bytes sent = expected;
   cuda.fake.delay_work("cuMemcpyDtoDAsync", 30'000'000);
   cuda.must("cuMemcpyDtoDAsync", early, device, kBytes, before);
-  require(cuda.up(device, sent.data(), kBytes, on) == 0, name);
+  require(way.copy(device, address_of(sent), kBytes, on, true) == 0, name);
   std::ranges::fill(sent, 0xee);
   cuda.fake.delay_work("cuMemcpyDtoDAsync", 0);
   cuda.must("cuMemcpyDtoDAsync", late, device, kBytes, after);
@@ -184,18 +317,96 @@ void order_on(const Cuda& cuda, Stream before, Stream on, Stream after, const st
   cuda.must("cuMemcpyDtoDAsync", device, early, kBytes, before);
   cuda.fake.delay_work("cuMemcpyDtoDAsync", 0);
   Bytes got(kBytes);
-  require(cuda.down(got.data(), device, kBytes, on) == 0, name);
+  require(way.copy(address_of(got), device, kBytes, on, false) == 0, name);
   require(got == old, name + ": a copy to the host came too early");
   for (const Address address : {device, early, late}) cuda.must("cuMemFree", address);
 }
 
 void order(const Cuda& cuda) {
   const Stream blocking = cuda.stream(), other = cuda.stream(), free = cuda.stream(1);
-  order_on(cuda, free, free, free, "one stream");
-  order_on(cuda, nullptr, nullptr, nullptr, "the default stream");
-  order_on(cuda, kPerThread, kPerThread, kPerThread, "the thread's stream");
-  order_on(cuda, blocking, nullptr, other, "the default stream between two streams");
-  order_on(cuda, nullptr, blocking, nullptr, "a stream between work of the default stream");
+  for (const Way& way : asynchronous_ways(cuda)) {
+    order_on(cuda, way, free, free, free, "one stream");
+    order_on(cuda, way, kPerThread, kPerThread, kPerThread, "the thread's stream");
+    order_on(cuda, way, nullptr, blocking, nullptr, "a stream between work of the default stream");
+    if (!way.has_default_stream) continue;
+    order_on(cuda, way, nullptr, nullptr, nullptr, "the default stream");
+    order_on(cuda, way, blocking, nullptr, other, "the default stream between two streams");
+  }
+}
+
+/// A batch that is to read its sources in stream order gets what earlier work writes there.
+void ordered_batches(const Cuda& cuda) {
+  void* const function = cuda.find("cuMemcpyBatchAsync");
+  const Address device = cuda.allocate(kBytes);
+  const Stream on = cuda.stream(1);
+  const auto copy = [&](Address to, Address from) {
+    return copy_halves(function, false, to, from, kBytes, on, penstock::run::AccessOrder::stream);
+  };
+  Bytes sent = random_bytes(kBytes, 8), got(kBytes);
+  const Bytes early = sent;
+  const auto fill = +[](void* data) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    std::ranges::fill(*static_cast<Bytes*>(data), 0x77);
+  };
+  require(copy(device, address_of(sent)) == 0, "a batch on an idle stream");
+  cuda.must("cuStreamSynchronize", on);
+  require(cuda.read(device, kBytes) == early, "a batch brought other bytes");
+  cuda.must("cuLaunchHostFunc", on, fill, static_cast<void*>(&sent));
+  require(copy(device, address_of(sent)) == 0, "a batch behind other work");
+  require(copy(address_of(got), device) == 0, "a batch to the host");
+  require(got == Bytes(kBytes, 0x77), "a batch read its sources before the stream came to it");
+}
+
+/// What is no run of bytes, and what the driver refuses.
+void other_forms(const Cuda& cuda) {
+  using penstock::run::AccessOrder;
+  const Address device = cuda.allocate(2 * kBytes), more = cuda.allocate(kBytes);
+  const Bytes sent = random_bytes(kBytes, 9);
+  const Stream on = cuda.stream(1);
+  // Rows that lie apart on the device.
+  penstock::run::PlaneCopy apart = plane_of(device, address_of(sent), kBytes, true);
+  apart.to.device += 2 * apart.to.pitch;
+  apart.to.y = 0;
+  apart.to.pitch *= 2;
+  cuda.must("cuMemcpy2DAsync", &apart, on);
+  cuda.must("cuCtxSynchronize");
+  for (std::size_t row = 0; row < 5; ++row) {
+    const Bytes got = cuda.read(device + row * apart.to.pitch, apart.width);
+    require(std::memcmp(got.data(), sent.data() + row * apart.width, apart.width) == 0, "rows have moved");
+  }
+  // Refused by the driver.
+  penstock::run::BoxCopy of_array = layers_of(more, address_of(sent), kBytes, true);
+  of_array.to.type = penstock::run::MemoryType::array;
+  require(cuda.call("cuMemcpy3DAsync", &of_array, on) == 1, "a copy of an array that is none");
+  require(cuda.call("cuMemcpy2D", static_cast<void*>(nullptr)) == 1, "a 2D copy of nothing");
+  void* const function = cuda.find("cuMemcpyBatchAsync");
+  require(copy_halves(function, false, more, address_of(sent), kBytes, nullptr) == 1, "the default stream");
+  require(copy_halves(function, false, more, address_of(sent), kBytes, on, AccessOrder{7}) == 1, "no order");
+  const auto batch = [&](std::vector<Address> to, std::vector<Address> from, std::vector<std::size_t> bytes) {
+    return copy_batch(function, false, bytes.size(), to.data(), from.data(), bytes.data(), AccessOrder::any,
+                      on);
+  };
+  require(batch({}, {}, {}) == 1, "a batch of nothing");
+  require(copy_batch(function, false, 2, nullptr, nullptr, nullptr, AccessOrder::any, on) == 1, "null");
+  // Both ways in one batch.
+  const Bytes other = random_bytes(kBytes, 10);
+  Bytes got(kBytes);
+  cuda.must("cuMemcpyHtoD", more, static_cast<const void*>(other.data()), kBytes);
+  require(batch({address_of(got), device}, {more, address_of(sent)}, {kBytes, kBytes}) == 0, "both ways");
+  require(got == other && cuda.read(device, kBytes) == sent, "both ways moved");
+  // A batch is taken or passed on as a whole.
+  void* pinned = nullptr;
+  cuda.must("cuMemHostAlloc", &pinned, kBytes, 0u);
+  std::memcpy(pinned, sent.data(), kBytes);
+  const auto locked = reinterpret_cast<Address>(pinned);
+  require(batch({device, more}, {address_of(sent), locked}, {kBytes, kBytes}) == 0, "a batch of two kinds");
+  require(cuda.read(device, kBytes) == sent && cuda.read(more, kBytes) == sent, "a batch of two kinds moved");
+  require(batch({device, more}, {address_of(sent), address_of(sent)}, {kBytes, 64}) == 0, "of two sizes");
+  require(batch({device, more}, {locked, locked}, {kBytes, kBytes}) == 0, "a batch of pinned memory");
+  // This driver has the first form alone, also for those who ask for the newest one.
+  require(copy_halves(cuda.find("cuMemcpyBatchAsync", false, 13000), false, device, address_of(sent), kBytes,
+                      on) == 0,
+          "the first form");
 }
 
 void other_memory(const Cuda& cuda) {
@@ -222,30 +433,36 @@ void other_memory(const Cuda& cuda) {
 void capture(const Cuda& cuda) {
   const Address device = cuda.allocate(kBytes);
   const Bytes sent = random_bytes(kBytes, 4);
-  const Stream captured = cuda.stream(1);
-  void* graph = nullptr;
-  cuda.must("cuStreamBeginCapture", captured, 0);
-  require(cuda.up(device, sent.data(), kBytes, captured) == 0, "in a capture");
-  require(cuda.up(device, sent.data(), kBytes) == 0, "on another stream than a captured one");
-  cuda.must("cuStreamEndCapture", captured, &graph);
-  require(cuda.up(device, sent.data(), kBytes, captured) == 0, "after a capture");
-  require(cuda.read(device, kBytes) == sent, "other bytes");
+  const Stream captured = cuda.stream(1), other = cuda.stream(1);
+  for (const Way& way : asynchronous_ways(cuda)) {
+    void* graph = nullptr;
+    const auto up = [&](Stream on) { return way.copy(device, address_of(sent), kBytes, on, true); };
+    cuda.must("cuStreamBeginCapture", captured, 0);
+    require(up(captured) == 0, "in a capture");
+    require(up(other) == 0, "on another stream than a captured one");
+    cuda.must("cuStreamEndCapture", captured, &graph);
+    require(up(captured) == 0, "after a capture");
+    require(cuda.read(device, kBytes) == sent, "other bytes by " + way.name);
+  }
 }
 
 /// Whichever call of the driver fails, the copy is made, or gives the driver's code. A reset context begins
 /// anew.
-void failures(const Cuda& cuda) {
+void failures_of(const Cuda& cuda, const std::string& name) {
   const Bytes sent = random_bytes(kBytes, 5);
+  cuda.must("cuStreamQuery", kPerThread);  // it begins with its first use
   const long streams = cuda.fake.live_streams();
   for (long nth = 1;; ++nth) {
+    const std::vector<Way> ways = asynchronous_ways(cuda);
+    const Way& way = *std::ranges::find(ways, name, &Way::name);
     const Address device = cuda.allocate(kBytes);
     cuda.fake.fail_any(nth, 999);
-    const int result = cuda.up(device, sent.data(), kBytes);
+    const int result = way.copy(device, address_of(sent), kBytes, kPerThread, true);
     const bool failed = cuda.fake.failed() != nullptr;
     cuda.fake.reset();
-    require(result == 0 || (failed && result == 999), "the result is " + std::to_string(result));
+    require(result == 0 || (failed && result == 999), name + " gave " + std::to_string(result));
     if (result == 0)
-      require(cuda.read(device, kBytes) == sent, "other bytes with failure " + std::to_string(nth));
+      require(cuda.read(device, kBytes) == sent, name + ": other bytes with failure " + std::to_string(nth));
     cuda.must("cuMemFree", device);
     cuda.must("cuDevicePrimaryCtxReset", 0);
     require(cuda.fake.live_streams() == streams, "a reset leaves streams");
@@ -253,6 +470,11 @@ void failures(const Cuda& cuda) {
     cuda.must("cuDevicePrimaryCtxRetain", &context, 0);
     if (!failed) return;
   }
+}
+
+void failures(const Cuda& cuda) {
+  for (const char* const way : {"cuMemcpyHtoDAsync", "cuMemcpy2DAsync", "cuMemcpyBatchAsync"})
+    failures_of(cuda, way);
 }
 
 void sticky(const Cuda& cuda) {
@@ -332,11 +554,6 @@ void blocked_streams(const Cuda& cuda) {
   };
   const Bytes sent = random_bytes(kSmall, 7);
   std::vector<Address> devices;
-  const Address first = cuda.allocate(kSmall);
-  for (int i = 0; i < 3; ++i) {
-    require(cuda.up(first, sent.data(), kSmall) == 0, "a copy that shows what penstock gives");
-    cuda.must("cuCtxSynchronize");
-  }
   for (int i = 0; i < 5; ++i) {
     const Stream blocked = cuda.stream(1);
     devices.push_back(cuda.allocate(kSmall));
@@ -376,6 +593,8 @@ int main(int argc, char** argv) {
   static const Cuda cuda(path);
   const std::map<std::string, void (*)(const Cuda&)> scenarios = {{"entries", entries},
                                                                   {"order", order},
+                                                                  {"ordered-batches", ordered_batches},
+                                                                  {"other-forms", other_forms},
                                                                   {"other-memory", other_memory},
                                                                   {"capture", capture},
                                                                   {"failures", failures},
@@ -389,6 +608,10 @@ int main(int argc, char** argv) {
                                                                   {"read-only", read_only},
                                                                   {"nothing", [](const Cuda&) {}}};
   const std::string name = argv[1];
+  // Half of kBytes is of another size.
+  constexpr std::array kHalves = {"entries",     "order",   "ordered-batches",
+                                  "other-forms", "capture", "failures"};
+  if (std::ranges::find(kHalves, name) != kHalves.end()) show_slow_driver(cuda, kBytes / 2);
   if (name == "threads" || name == "blocked-streams") {
     for (const std::size_t bytes : {2u << 20, 8u << 20}) show_slow_driver(cuda, bytes);
   }
