@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -105,7 +107,15 @@ TEST_F(Run, AKilledProgramIsReportedToo) {
   EXPECT_THAT(result.errors, HasSubstr("took 1 copy (20.0 MiB) of 16 MiB to 64 MiB to the device at"));
 }
 
-TEST_F(Run, SixteenThreadsGetTheirBytes) { EXPECT_GT(examine("threads")["taken"]["calls"], 20); }
+TEST_F(Run, AProgramMayCloseAllFiles) { EXPECT_EQ(examine("closed")["taken"]["calls"], 4); }
+
+TEST_F(Run, AProgramMayReplaceMalloc) {
+  command_.environment.emplace_back("LD_PRELOAD=" PENSTOCK_RUN_MALLOC);
+  EXPECT_EQ(examine("read-only")["taken"]["calls"], 2);
+  EXPECT_THAT(last_.errors, HasSubstr("malloc was replaced\n"));
+}
+
+TEST_F(Run, SixtyFourThreadsGetTheirBytes) { EXPECT_GT(examine("threads")["taken"]["calls"], 20); }
 
 TEST_F(Run, ACopyWaitsForNoOtherStream) {
   const auto report = examine("blocked-streams");
@@ -195,6 +205,15 @@ TEST_F(Run, SaysWhyAProgramCannotBeRun) {
     file.seekp(place);
     file.put(value);
   };
+  if (::geteuid() == 0) {
+    write(7, 0);  // as it was
+    ASSERT_EQ(::chown(program.c_str(), 1, 1), 0);
+    for (const mode_t mode : {04755, 02755}) {
+      ASSERT_EQ(::chmod(program.c_str(), mode), 0);
+      EXPECT_THAT(complaint({program}), HasSubstr("runs with the rights of its owner (setuid or setgid)"));
+    }
+    std::filesystem::remove(program);
+  }
   write(4, 1);  // the class of 32 bits
   EXPECT_THAT(complaint({program}), HasSubstr("is a program of 32 bits, so its copies cannot be taken"));
   write(56, 1);  // one program header, which is not that of the loader

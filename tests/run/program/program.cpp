@@ -525,13 +525,13 @@ void killed(const Cuda& cuda) {
 
 void threads(const Cuda& cuda) {
   std::vector<std::thread> all;
-  for (unsigned number = 0; number < 16; ++number) {
+  for (unsigned number = 0; number < 64; ++number) {
     all.emplace_back([&cuda, number] {
       cuda.enter();
       std::mt19937 random(number);
       const Stream on = number % 3 == 0 ? nullptr : cuda.stream(number % 2);
       for (int turn = 0; turn < 3; ++turn) {
-        const std::size_t bytes = (1u << 20) + random() % (24u << 20);
+        const std::size_t bytes = (1u << 20) + random() % (5u << 20);
         const Address device = cuda.allocate(bytes);
         Bytes sent = random_bytes(bytes, random()), got(bytes);
         const Bytes kept = sent;
@@ -576,6 +576,17 @@ void fast_driver(const Cuda& cuda) {
   }
 }
 
+/// Before the first copy that is taken, and after it, the program closes all files that it has not opened.
+void closed(const Cuda& cuda) {
+  const Address device = cuda.allocate(kBytes);
+  for (unsigned seed = 0; seed < 2; ++seed) {
+    for (int file = STDERR_FILENO + 1; file < 1024; ++file) ::close(file);
+    const Bytes sent = random_bytes(kBytes, seed);
+    require(cuda.up(device, sent.data(), kBytes) == 0, "a copy of a program without files");
+    require(cuda.read(device, kBytes) == sent, "other bytes without files");
+  }
+}
+
 void read_only(const Cuda& cuda) {
   const Address device = cuda.allocate(kBytes);
   void* const data = ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -599,6 +610,7 @@ int main(int argc, char** argv) {
                                                                   {"capture", capture},
                                                                   {"failures", failures},
                                                                   {"sticky", sticky},
+                                                                  {"closed", closed},
                                                                   {"forked", forked},
                                                                   {"exiting", exiting},
                                                                   {"killed", killed},
