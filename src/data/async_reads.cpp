@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <memory>
 #include <utility>
 
 namespace penstock {
@@ -21,24 +20,19 @@ constexpr std::size_t kBufferBytes = kPartBytes + BlockRead::kSpareBytes;
 // Of a thread. A disk reads 32 samples of 150 KB together as fast as it can, and needs 128 of 4 KiB.
 constexpr std::size_t kMostUnderWay = std::size_t{6} << 20;
 
-long get_events(aio_context_t context, long least, long most, io_event* events) {
-  return ::syscall(SYS_io_getevents, context, least, most, events, nullptr);
-}
-
-std::atomic<AsyncReads::GetEvents> used_get_events{get_events};
+std::atomic<const AsyncReads::Calls*> used_calls{&AsyncReads::kSystem};
 
 }  // namespace
 
-void AsyncReads::stand_in(GetEvents events) noexcept {
-  used_get_events = events == nullptr ? get_events : events;
-}
+const AsyncReads::Calls AsyncReads::kSystem{
+    .submit = [](aio_context_t context, long count,
+                 iocb** requests) { return ::syscall(SYS_io_submit, context, count, requests); },
+    .get_events =
+        [](aio_context_t context, long least, long most, io_event* events) {
+          return ::syscall(SYS_io_getevents, context, least, most, events, nullptr);
+        }};
 
-AsyncReads& AsyncReads::of_thread() {
-  thread_local std::unique_ptr<AsyncReads> reads;
-  if (reads == nullptr || reads->generation_ != fork_generation()) reads = std::make_unique<AsyncReads>();
-  reads->wanted_.clear();
-  return *reads;
-}
+void AsyncReads::stand_in(const Calls& calls) noexcept { used_calls = &calls; }
 
 AsyncReads::AsyncReads() : buffers_(kMost * kBufferBytes) {
   if (::syscall(SYS_io_setup, kMost, &context_) != 0) context_ = 0;
@@ -46,7 +40,9 @@ AsyncReads::AsyncReads() : buffers_(kMost * kBufferBytes) {
 }
 
 AsyncReads::~AsyncReads() {
-  if (context_ != 0) ::syscall(SYS_io_destroy, context_);
+  if (generation_ != fork_generation() || context_ == 0) return;
+  drop();
+  ::syscall(SYS_io_destroy, context_);
 }
 
 void AsyncReads::want(DirectFile& file, FilePiece piece, std::size_t sample) {
@@ -59,73 +55,88 @@ void AsyncReads::want(DirectFile& file, FilePiece piece, std::size_t sample) {
   }
 }
 
-std::span<const std::size_t> AsyncReads::read(FunctionRef<void()> meanwhile) {
-  struct AllEnd {  // also if `meanwhile` throws: the reads write to their destinations
-    ~AllEnd() {
-      while (reads.free_.size() < kMost) reads.wait();
-      reads.wanted_.clear();
-    }
-    AsyncReads& reads;
-  } const all_end{*this};
-  make_parts();
+void AsyncReads::begin() {
+  Batch& batch = batches_.emplace_back();
+  batch.wanted.swap(wanted_);
+  make_parts(batch);
+  begin_some();
+}
+
+std::span<const std::size_t> AsyncReads::end(FunctionRef<void()> meanwhile) {
+  Batch& batch = batches_.front();
   begin_some();
   meanwhile();
-  while (next_ < parts_.size() || free_.size() < kMost) {
+  while (batch.left > 0) {
     wait();
     begin_some();
   }
+  failed_ = std::move(batch.failed);
+  batches_.pop_front();
   return failed_;
 }
 
-void AsyncReads::make_parts() {
-  std::ranges::sort(wanted_, {}, [](const Wanted& one) { return std::pair(one.file, one.piece.offset); });
-  pieces_.clear();
-  parts_.clear();
-  failed_.clear();
-  failed_.reserve(wanted_.size());
-  next_ = 0;
-  for (std::size_t i = 0; i < wanted_.size(); ++i) {
-    const FilePiece& piece = pieces_.emplace_back(wanted_[i].piece);
-    Part* const last = parts_.empty() ? nullptr : &parts_.back();
-    if (last != nullptr && wanted_[last->first].file == wanted_[i].file) {
-      const std::uint64_t begin = pieces_[last->first].offset;
+void AsyncReads::drop() noexcept {
+  while (free_.size() < kMost) wait();
+  batches_.clear();
+  wanted_.clear();
+}
+
+void AsyncReads::make_parts(Batch& batch) {
+  std::vector<Wanted>& wanted = batch.wanted;
+  std::vector<Part>& parts = batch.parts;
+  std::ranges::sort(wanted, {}, [](const Wanted& one) { return std::pair(one.file, one.piece.offset); });
+  batch.failed.reserve(wanted.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const FilePiece& piece = batch.pieces.emplace_back(wanted[i].piece);
+    Part* const last = parts.empty() ? nullptr : &parts.back();
+    if (last != nullptr && wanted[last->first].file == wanted[i].file) {
+      const std::uint64_t begin = batch.pieces[last->first].offset;
       const std::uint64_t end = std::max(begin + last->bytes, piece.offset + piece.destination.size());
-      const bool touches = piece.offset <= align_up(begin + last->bytes, wanted_[i].file->block_bytes());
+      const bool touches = piece.offset <= align_up(begin + last->bytes, wanted[i].file->block_bytes());
       if (touches && end - begin <= kMergedBytes) {
         *last = {last->first, last->count + 1, static_cast<std::size_t>(end - begin)};
         continue;
       }
     }
-    parts_.push_back({i, 1, piece.destination.size()});
+    parts.push_back({i, 1, piece.destination.size()});
   }
+  batch.left = parts.size();
 }
 
 void AsyncReads::begin_some() noexcept {
   std::array<iocb*, kMost> requests{};
   std::size_t count = 0;
-  for (; next_ < parts_.size() && !free_.empty() && bytes_ < kMostUnderWay; ++next_) {
-    const std::size_t number = free_.back();
-    free_.pop_back();
-    Slot& slot = slots_[number];
-    slot.part = parts_[next_];
-    const DirectFile& file = *wanted_[slot.part.first].file;
-    slot.read = BlockRead(file, std::span(pieces_).subspan(slot.part.first, slot.part.count),
-                          buffers_.bytes().subspan(number * kBufferBytes, kBufferBytes));
-    slot.request = {};
-    slot.request.aio_data = number;
-    slot.request.aio_fildes = static_cast<std::uint32_t>(file.descriptor());
-    slot.request.aio_lio_opcode = IOCB_CMD_PREADV;
-    slot.request.aio_buf = reinterpret_cast<std::uintptr_t>(slot.read.places().data());
-    slot.request.aio_nbytes = slot.read.places().size();
-    slot.request.aio_offset = static_cast<std::int64_t>(slot.read.offset());
-    bytes_ += slot.part.bytes;
-    requests[count++] = &slot.request;
+  for (Batch& batch : batches_) {
+    while (batch.next < batch.parts.size() && !free_.empty() && bytes_ < kMostUnderWay) {
+      const std::size_t slot = free_.back();
+      free_.pop_back();
+      begin_part(batch, slot);
+      requests[count++] = &slots_[slot].request;
+    }
   }
   for (std::size_t done = 0; done < count;) {
-    const long begun = ::syscall(SYS_io_submit, context_, count - done, requests.data() + done);
-    if (begun <= 0) end(static_cast<std::size_t>(requests[done]->aio_data), 0);  // the first was refused
+    const long begun =
+        used_calls.load()->submit(context_, static_cast<long>(count - done), requests.data() + done);
+    if (begun <= 0) end_part(static_cast<std::size_t>(requests[done]->aio_data), 0);  // the first was refused
     done += static_cast<std::size_t>(std::max(begun, 1L));
   }
+}
+
+void AsyncReads::begin_part(Batch& batch, std::size_t number) {
+  Slot& slot = slots_[number];
+  slot.batch = &batch;
+  slot.part = batch.parts[batch.next++];
+  const DirectFile& file = *batch.wanted[slot.part.first].file;
+  slot.read = BlockRead(file, std::span(batch.pieces).subspan(slot.part.first, slot.part.count),
+                        buffers_.bytes().subspan(number * kBufferBytes, kBufferBytes));
+  slot.request = {};
+  slot.request.aio_data = number;
+  slot.request.aio_fildes = static_cast<std::uint32_t>(file.descriptor());
+  slot.request.aio_lio_opcode = IOCB_CMD_PREADV;
+  slot.request.aio_buf = reinterpret_cast<std::uintptr_t>(slot.read.places().data());
+  slot.request.aio_nbytes = slot.read.places().size();
+  slot.request.aio_offset = static_cast<std::int64_t>(slot.read.offset());
+  bytes_ += slot.part.bytes;
 }
 
 void AsyncReads::wait() noexcept {
@@ -133,20 +144,23 @@ void AsyncReads::wait() noexcept {
   std::array<io_event, kMost> events;
   long got = 0;
   do {
-    got = used_get_events.load()(context_, 1, kMost, events.data());
+    got = used_calls.load()->get_events(context_, 1, kMost, events.data());
   } while (got < 0 && errno == EINTR);
   for (long i = 0; i < got; ++i)
-    end(static_cast<std::size_t>(events[static_cast<std::size_t>(i)].data),
-        events[static_cast<std::size_t>(i)].res);
+    end_part(static_cast<std::size_t>(events[static_cast<std::size_t>(i)].data),
+             events[static_cast<std::size_t>(i)].res);
 }
 
-void AsyncReads::end(std::size_t number, std::int64_t got) noexcept {
+void AsyncReads::end_part(std::size_t number, std::int64_t got) noexcept {
   const Slot& slot = slots_[number];
+  Batch& batch = *slot.batch;
   free_.push_back(number);
   bytes_ -= slot.part.bytes;
+  --batch.left;
   if (slot.read.finish(static_cast<std::size_t>(std::max<std::int64_t>(got, 0))) == slot.part.bytes) return;
-  if (got <= 0) wanted_[slot.part.first].file->refuse();
-  for (std::size_t i = 0; i < slot.part.count; ++i) failed_.push_back(wanted_[slot.part.first + i].sample);
+  if (got <= 0) batch.wanted[slot.part.first].file->refuse();
+  for (std::size_t i = 0; i < slot.part.count; ++i)
+    batch.failed.push_back(batch.wanted[slot.part.first + i].sample);
 }
 
 }  // namespace penstock

@@ -36,13 +36,17 @@ bool misses_pages(const FieldReader& reader, MappedFiles& files, std::uint64_t t
 
 }  // namespace
 
-BlockReader::BlockReader(std::shared_ptr<const FieldReader> reader, bool past_cache, std::size_t kept_bytes)
+BlockReader::BlockReader(std::shared_ptr<const FieldReader> reader, bool past_cache, std::size_t kept_bytes,
+                         std::size_t lanes)
     : reader_(std::move(reader)),
       sample_bytes_(reader_->field().sample_bytes()),
       files_(std::make_unique<MappedFiles>()),
-      kept_(past_cache && AsyncReads::of_thread().are_possible()
-                ? std::make_unique<KeptSamples<std::vector<std::byte>>>(kept_bytes, reader_->sample_count())
-                : nullptr) {}
+      lanes_(lanes) {
+  if (!past_cache) return;
+  for (Lane& lane : lanes_) lane.reads = std::make_unique<AsyncReads>();
+  if (!std::ranges::all_of(lanes_, [](const Lane& lane) { return lane.reads->are_possible(); })) return;
+  kept_ = std::make_unique<KeptSamples<std::vector<std::byte>>>(kept_bytes, reader_->sample_count());
+}
 
 BlockReader::~BlockReader() = default;
 
@@ -59,11 +63,67 @@ bool BlockReader::is_of(const FieldReader& reader) {
   return misses_pages(reader, files, 0);
 }
 
-void BlockReader::gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
-                         StoreKind stores) const {
-  if (kept_ != nullptr) return gather_past_cache(indices, destination, stores);
-  ask(indices);
-  reader_->gather(indices, destination, stores);
+void BlockReader::begin(std::size_t lane, std::span<const std::uint64_t> indices,
+                        std::span<std::byte> destination) {
+  auto& [reads, queue] = lanes_[lane];
+  Begun& begun = queue.emplace_back(Begun{indices, destination});
+  if (kept_ == nullptr) return ask(indices);
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const MappedFiles::Place place = files_->find({reader_->address(indices[i]), sample_bytes_});
+    const bool is_missing = kept_->find(indices[i]) == nullptr && place.file != nullptr &&
+                            !place.file->has(place.offset, sample_bytes_);
+    if (is_missing && place.is_same && place.file->direct.may_be_read()) {
+      reads->want(place.file->direct, {place.offset, place_of(begun, i)}, i);
+      begun.direct.push_back(i);
+    } else {
+      if (is_missing) ask(indices.subspan(i, 1));
+      begun.others.push_back(i);
+    }
+  }
+  reads->begin();
+}
+
+void BlockReader::end(std::size_t lane, StoreKind stores) {
+  auto& [reads, queue] = lanes_[lane];
+  const Begun begun = std::move(queue.front());
+  queue.pop_front();
+  if (kept_ == nullptr) return reader_->gather(begun.indices, begun.destination, stores);
+  const auto failed = reads->end([&] {
+    for (const std::size_t i : begun.others) {
+      if (const auto* const kept = kept_->find(begun.indices[i])) {
+        copy_bytes(place_of(begun, i).data(), kept->data(), sample_bytes_, stores);
+      } else {
+        read(begun, i, stores);
+      }
+    }
+  });
+  for (const std::size_t i : failed) read(begun, i, stores);
+  for (const std::size_t i : begun.direct) {
+    const auto bytes = place_of(begun, i);
+    kept_->keep(begun.indices[i], sample_bytes_, bytes.begin(), bytes.end());
+  }
+  direct_reads_ += begun.direct.size();
+}
+
+void BlockReader::drop() noexcept {
+  for (Lane& lane : lanes_) {
+    if (lane.reads != nullptr) lane.reads->drop();
+    lane.begun.clear();
+  }
+}
+
+std::span<std::byte> BlockReader::place_of(const Begun& begun, std::size_t i) const noexcept {
+  return begun.destination.subspan(i * sample_bytes_, sample_bytes_);
+}
+
+/// A sample without a direct read.
+void BlockReader::read(const Begun& begun, std::size_t i, StoreKind stores) const {
+  const std::uint64_t index = begun.indices[i];
+  const MappedFiles::Place place = files_->find({reader_->address(index), sample_bytes_});
+  if (place.file == nullptr || !place.is_same)
+    return reader_->gather({&index, 1}, place_of(begun, i), stores);
+  // A cut file is an error. Touched, it would be a signal.
+  read_samples(place.file->direct.file(), reader_->field(), index, place.offset, place_of(begun, i));
 }
 
 void BlockReader::ask(std::span<const std::uint64_t> indices) const noexcept {
@@ -78,54 +138,6 @@ void BlockReader::ask(std::span<const std::uint64_t> indices) const noexcept {
   if (turn != before / kAsksBetweenLooks && !misses_pages(*reader_, *files_, turn)) {
     misses_pages_.store(false, std::memory_order_relaxed);
   }
-}
-
-void BlockReader::gather_past_cache(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
-                                    StoreKind stores) const {
-  const auto destination_of = [&](std::size_t i) {
-    return destination.subspan(i * sample_bytes_, sample_bytes_);
-  };
-  const auto place_of = [&](std::size_t i) {
-    return files_->find({reader_->address(indices[i]), sample_bytes_});
-  };
-  AsyncReads& reads = AsyncReads::of_thread();
-  std::vector<std::size_t> direct;
-  std::vector<std::size_t> in_memory;
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    const MappedFiles::Place place = place_of(i);
-    const bool is_missing = kept_->find(indices[i]) == nullptr && place.file != nullptr &&
-                            !place.file->has(place.offset, sample_bytes_);
-    if (is_missing && place.is_same && place.file->direct.may_be_read()) {
-      reads.want(place.file->direct, {place.offset, destination_of(i)}, i);
-      direct.push_back(i);
-    } else {
-      if (is_missing) ask(indices.subspan(i, 1));
-      in_memory.push_back(i);
-    }
-  }
-  const auto read = [&](std::size_t i) {
-    const MappedFiles::Place place = place_of(i);
-    if (place.file == nullptr || !place.is_same) {
-      return reader_->gather(indices.subspan(i, 1), destination_of(i), stores);
-    }
-    // A cut file is an error. Touched, it would be a signal.
-    read_samples(place.file->direct.file(), reader_->field(), indices[i], place.offset, destination_of(i));
-  };
-  const auto failed = reads.read([&] {
-    for (const std::size_t i : in_memory) {
-      if (const auto* const kept = kept_->find(indices[i])) {
-        copy_bytes(destination_of(i).data(), kept->data(), sample_bytes_, stores);
-      } else {
-        read(i);
-      }
-    }
-  });
-  for (const std::size_t i : failed) read(i);
-  for (const std::size_t i : direct) {
-    const auto bytes = destination_of(i);
-    kept_->keep(indices[i], sample_bytes_, bytes.begin(), bytes.end());
-  }
-  direct_reads_ += direct.size();
 }
 
 }  // namespace penstock

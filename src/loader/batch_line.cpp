@@ -123,7 +123,8 @@ bool BatchLine::make_next(FunctionRef<bool()> stopped) {
     publish_end();
     return true;
   }
-  const Turn turn{turn_, *run, chosen_, *account_, stopped};
+  const auto known_later = [this](std::size_t turns) { return later(turns); };
+  const Turn turn{turn_, *run, chosen_, *account_, stopped, known_later};
   if (!source_->come_to(turn)) return false;
   if (run->count == 0) {
     publish_end();
@@ -148,6 +149,19 @@ std::optional<SampleRun> BatchLine::choose() {
     epoch = order_.drawn->take(chosen_);
   }
   return SampleRun{.order = std::nullopt, .count = chosen_.size(), .epoch = epoch};
+}
+
+/// See Turn::later.
+std::optional<BatchSamples> BatchLine::later(std::size_t turns) const {
+  BatchSamples samples;
+  if (order_.drawn) {
+    if (!order_.drawn->peek(turns - 1, samples.drawn)) return std::nullopt;
+    samples.run.count = samples.drawn.size();
+    return samples;
+  }
+  Sampler sampler = sampler_;
+  for (std::size_t i = 0; i < turns; ++i) samples.run = sampler.next_run();
+  return samples.run.count == 0 ? std::nullopt : std::optional(std::move(samples));
 }
 
 /// False if it is to stop.

@@ -77,6 +77,7 @@ class BatchLine {
   void run();
   [[nodiscard]] bool make_next(FunctionRef<bool()> stopped);
   [[nodiscard]] std::optional<SampleRun> choose();
+  [[nodiscard]] std::optional<BatchSamples> later(std::size_t turns) const;
   [[nodiscard]] bool make_batch(const Turn& turn);
   [[nodiscard]] bool fill(const Turn& turn, std::size_t receiver, DeviceSlot& slot, PublishedItem& item);
   [[nodiscard]] PublishedItem next_item() const;

@@ -43,6 +43,9 @@ struct Turn {
   std::span<const std::uint64_t> drawn;  ///< the samples that a batch sampler chose, in place of the run's
   const Account& account;
   FunctionRef<bool()> stopped;  ///< true if the line's thread is to stop
+  /// The samples of the batch that comes so many turns later, if they are known by now and it is of the same
+  /// epoch.
+  FunctionRef<std::optional<BatchSamples>(std::size_t turns)> later;
 };
 
 /// Ends the work of a line's thread, which is to stop.

@@ -26,7 +26,7 @@ std::size_t events_for(std::size_t depth) { return Account::kRecords + 4 * (dept
 
 }  // namespace
 
-void DeviceSlot::fill(std::span<std::uint64_t> to, std::size_t begin) const {
+void BatchSamples::fill(std::span<std::uint64_t> to, std::size_t begin) const {
   if (drawn.empty()) return run.part(begin, to.size()).fill(to);
   std::ranges::copy(std::span(drawn).subspan(begin, to.size()), to.begin());
 }

@@ -27,16 +27,23 @@
 
 namespace penstock {
 
+/// The samples of a batch.
+struct BatchSamples {
+  SampleRun run;
+  std::vector<std::uint64_t> drawn;  ///< the samples that a batch sampler chose, in place of the run's
+
+  /// Writes the indices of the batch's samples, from sample `begin` on, as many as `to` has room for.
+  void fill(std::span<std::uint64_t> to, std::size_t begin = 0) const;
+};
+
 /// Device memory for one batch, and the batch in it. Its owner may touch it without a lock: the free list,
 /// the producer, the queue of published batches, or a lease.
-struct DeviceSlot {
+struct DeviceSlot : BatchSamples {
   Buffer memory;
   std::vector<DeviceField> fields;
   /// Recorded after the batch's last copy, by DeviceRing::mark_end. Null before the first batch.
   std::shared_ptr<const Event> ready;
 
-  SampleRun run;
-  std::vector<std::uint64_t> drawn;  ///< the samples that a batch sampler chose, in place of the run's
   std::uint64_t epoch = 0;
   std::uint64_t index = 0;
 
@@ -44,8 +51,6 @@ struct DeviceSlot {
   std::vector<Event> done;          ///< one for each stream of the last lease, recorded when the lease ended
   std::size_t done_count = 0;       ///< none from the next batch's end on, which comes after them
 
-  /// Writes the indices of the batch's samples, from sample `begin` on, as many as `to` has room for.
-  void fill(std::span<std::uint64_t> to, std::size_t begin = 0) const;
   /// Makes the fields as large as the run's samples in `plan`, that of the ring.
   void size_fields(const FeedPlan& plan);
 };

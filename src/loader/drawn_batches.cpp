@@ -132,6 +132,17 @@ bool DrawnBatches::is_drawn() const {
   return !stopped_ && !items_.empty();
 }
 
+bool DrawnBatches::peek(std::size_t later, std::vector<std::uint64_t>& indices) const {
+  const std::lock_guard lock(mutex_);
+  if (later >= items_.size() || items_[later].error != nullptr) return false;
+  const Item& item = items_[later];
+  const std::span<const std::uint64_t> drawn = item.lent.indices.empty() ? item.indices : item.lent.indices;
+  // Lent indices are checked when they are taken.
+  if (drawn.empty() || drawn.size() > batch_ || !are_below(drawn, samples_)) return false;
+  indices.assign(drawn.begin(), drawn.end());
+  return true;
+}
+
 std::uint64_t DrawnBatches::take(std::vector<std::uint64_t>& indices) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t epoch = items_.front().reading_epoch;

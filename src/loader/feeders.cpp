@@ -119,23 +119,42 @@ class HostFeeder final : public Feeder {
     make_block_readers();
   }
 
+  [[nodiscard]] bool looks_ahead() const noexcept override {
+    return std::ranges::any_of(fields_, &GatheredField::reads_ahead);
+  }
+
+  void begin(const StagingSlot& staging, std::span<const std::uint64_t> indices) override {
+    to_begin_.push_back({staging, indices});
+  }
+
+  void drop_begun() noexcept override {
+    to_begin_.clear();
+    for (GatheredField& gathered : fields_) {
+      if (gathered.blocks) gathered.blocks->drop();
+    }
+  }
+
   std::size_t prepare(const BatchToFeed& batch) override {
     std::size_t bytes = 0;
     std::size_t pieces = 0;
     for (GatheredField& gathered : fields_) {
       gathered.list.choose(batch);
       const std::size_t samples = gathered.list.samples().size();
-      const bool decoded = reader_of(gathered).is_decoded();
-      gathered.piece_samples =
-          decoded           ? 1
-          : gathered.blocks ? std::max<std::size_t>(1, (samples + context_.threads - 1) / context_.threads)
-                            : rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
-      gathered.pieces = (samples + gathered.piece_samples - 1) / gathered.piece_samples;
+      if (gathered.blocks) {
+        gathered.pieces = gathered.blocks->lanes();
+      } else {
+        gathered.piece_samples =
+            reader_of(gathered).is_decoded()
+                ? 1
+                : rows_of_piece(samples, gathered.list.field().sample_bytes, context_.threads);
+        gathered.pieces = (samples + gathered.piece_samples - 1) / gathered.piece_samples;
+      }
       pieces += gathered.pieces;
       gathered.bytes = bytes_to_send(batch, gathered);
       bytes += gathered.bytes;
     }
     context_.workers.for_each(pieces, [&](std::size_t piece) { gather(batch, piece); }, context_.threads);
+    to_begin_.clear();
     return bytes;
   }
 
@@ -158,11 +177,19 @@ class HostFeeder final : public Feeder {
  private:
   struct GatheredField {
     GatheredField(const FeedContext& context, std::size_t f) : list(context, f) {}
+    /// Which samples stream is found out batch by batch if some are resident.
+    [[nodiscard]] bool reads_ahead() const noexcept {
+      return blocks != nullptr && list.field().resident_samples == 0;
+    }
     SampleList list;
     std::size_t piece_samples = 1;  ///< samples that one thread gathers at a time
     std::size_t pieces = 0;
     std::size_t bytes = 0;                ///< that cross the link
-    std::unique_ptr<BlockReader> blocks;  ///< if some of its samples lie on a disk
+    std::unique_ptr<BlockReader> blocks;  ///< if some of its samples lie on a disk; a lane for each piece
+  };
+  struct BegunBatch {
+    StagingSlot staging;
+    std::span<const std::uint64_t> indices;
   };
 
   /// The page cache serves files that fit into memory. Of others, or if a budget is given, it would forget
@@ -183,7 +210,8 @@ class HostFeeder final : public Feeder {
     for (GatheredField* gathered : on_disk) {
       gathered->blocks =
           std::make_unique<BlockReader>(context_.dataset.reader(gathered->list.field_number()), past_cache,
-                                        static_cast<std::size_t>(budget * bytes_of(*gathered) / bytes));
+                                        static_cast<std::size_t>(budget * bytes_of(*gathered) / bytes),
+                                        std::min<std::size_t>(context_.threads, context_.plan.batch));
     }
   }
 
@@ -202,16 +230,36 @@ class HostFeeder final : public Feeder {
   void gather(const BatchToFeed& batch, std::size_t piece) const {
     auto gathered = fields_.begin();
     for (; piece >= gathered->pieces; ++gathered) piece -= gathered->pieces;
-    const FieldPlan& field = gathered->list.field();
     const auto samples = gathered->list.samples();
+    if (gathered->blocks) return read(batch, *gathered, piece);
     const std::size_t first = piece * gathered->piece_samples;
     const std::size_t count = std::min(gathered->piece_samples, samples.size() - first);
-    std::byte* const to = batch.staging.memory + field.staging_offset + first * field.sample_bytes;
-    const std::span<std::byte> place(to, count * field.sample_bytes);
-    if (gathered->blocks)
-      return gathered->blocks->gather(samples.subspan(first, count), place, context_.stores);
-    context_.dataset.gather(gathered->list.field_number(), samples.subspan(first, count), place,
-                            context_.stores, batch.slot.run.epoch);
+    context_.dataset.gather(gathered->list.field_number(), samples.subspan(first, count),
+                            place_of(batch.staging, gathered->list.field(), first, count), context_.stores,
+                            batch.slot.run.epoch);
+  }
+
+  /// The lane's part of the batch, after the disk was asked for its parts of the batches that come next.
+  void read(const BatchToFeed& batch, const GatheredField& gathered, std::size_t lane) const {
+    const auto begin = [&](const StagingSlot& staging, std::span<const std::uint64_t> samples) {
+      const std::size_t lanes = gathered.blocks->lanes();
+      const std::size_t first = samples.size() * lane / lanes;
+      const std::size_t count = samples.size() * (lane + 1) / lanes - first;
+      gathered.blocks->begin(lane, samples.subspan(first, count),
+                             place_of(staging, gathered.list.field(), first, count));
+    };
+    if (!gathered.reads_ahead()) {
+      begin(batch.staging, gathered.list.samples());
+    } else {
+      for (const BegunBatch& begun : to_begin_) begin(begun.staging, begun.indices);
+    }
+    gathered.blocks->end(lane, context_.stores);
+  }
+
+  /// Of samples in a staging slot.
+  static std::span<std::byte> place_of(const StagingSlot& staging, const FieldPlan& field, std::size_t first,
+                                       std::size_t count) {
+    return {staging.memory + field.staging_offset + first * field.sample_bytes, count * field.sample_bytes};
   }
 
   // These fields lie side by side, in the slot as in the staging slot. A field that is not full ends a copy.
@@ -235,6 +283,7 @@ class HostFeeder final : public Feeder {
 
   const FeedContext& context_;
   std::vector<GatheredField> fields_;
+  std::vector<BegunBatch> to_begin_;  ///< since the last batch was prepared
 };
 
 /// The copy engines fetch samples from page-locked memory into the slot, or into a kernel's staging buffer.

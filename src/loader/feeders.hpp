@@ -84,6 +84,13 @@ class Feeder {
   Feeder(const Feeder&) = delete;
   Feeder& operator=(const Feeder&) = delete;
 
+  /// True if it should know the batches that come next, as far as there are staging slots for them.
+  [[nodiscard]] virtual bool looks_ahead() const noexcept { return false; }
+  /// A batch of these samples, to which the staging slot belongs, comes after those that were begun before.
+  /// Does not block.
+  virtual void begin(const StagingSlot& /*staging*/, std::span<const std::uint64_t> /*indices*/) {}
+  /// No batch that was begun and not prepared comes. Blocks the host until none is read.
+  virtual void drop_begun() noexcept {}
   /// Does the host's part, before the batch's slot may be written. Returns the bytes that will cross the
   /// link. Blocks the host while it gathers. Throws what reading throws.
   [[nodiscard]] virtual std::size_t prepare(const BatchToFeed& batch) = 0;

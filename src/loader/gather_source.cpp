@@ -185,6 +185,7 @@ void GatherSource::reserve_memory(FeedFacts& facts) {
 
 /// What is resident is moved once, though the thread may end meanwhile.
 bool GatherSource::prepare(Account& account, FunctionRef<bool()> stopped) {
+  producer_->drop_begun();
   if (is_resident_) return true;
   const double begin = account.now();
   is_resident_ = resident_->fill(*travelling_, plan_, profile_, workers_, stopped);
@@ -193,8 +194,13 @@ bool GatherSource::prepare(Account& account, FunctionRef<bool()> stopped) {
 }
 
 bool GatherSource::fill(const Turn& turn, std::size_t /*receiver*/, DeviceSlot& slot, PublishedItem& item) {
-  producer_->fill(slot, item, turn.account, may_be_written_);
+  producer_->fill(turn, slot, item, may_be_written_);
   return true;
+}
+
+void GatherSource::close(std::uint64_t /*handed_out*/) {
+  producer_->drop_begun();
+  synchronize();
 }
 
 }  // namespace penstock

@@ -36,7 +36,7 @@ class GatherSource : public BatchSource {
                           PublishedItem& item) override;
   [[nodiscard]] bool may_still_write() noexcept override { return std::exchange(may_be_written_, false); }
 
-  void close(std::uint64_t /*handed_out*/) override { synchronize(); }
+  void close(std::uint64_t handed_out) override;
   void synchronize() override { producer_->synchronize(); }
 
  private:

@@ -65,6 +65,7 @@ Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_mem
 }
 
 Producer::~Producer() {
+  drop_begun();
   try {
     synchronize();
   } catch (...) {  // a failed device does no more work
@@ -75,36 +76,61 @@ void Producer::synchronize() const {
   for (const CopyStream& copy : copy_streams_) copy.stream.synchronize();
 }
 
-void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& account, bool& may_be_written) {
-  const FeedPlan& plan = context_.plan;
-  PinnedRing::Slot* pinned = nullptr;
-  StagingSlot staging;
+/// Chooses the batch's place, and writes its indices there if the host lists them.
+void Producer::begin(const BatchSamples& samples) {
+  Begun begun;
   if (!staging_slots_.empty()) {
     // Polling would keep a processor busy for each batch. Noticing the slot's end late costs nothing, since
     // batches of other slots are still queued.
-    pinned = &staging_.next_in_naps();
-    staging = staging_slots_[turn_ % staging_slots_.size()];
+    begun.pinned = &staging_.next_in_naps();
+    begun.staging = staging_slots_[staging_turn_++ % staging_slots_.size()];
   }
+  if (!context_.plan.orders_on_device) {
+    const auto count = static_cast<std::size_t>(samples.run.count);
+    const std::span indices(
+        reinterpret_cast<std::uint64_t*>(begun.staging.memory + context_.plan.staging_indices), count);
+    const std::size_t pieces = (count + kSamplesAtATime - 1) / kSamplesAtATime;
+    const auto fill_piece = [&](std::size_t piece) {
+      const std::size_t first = piece * kSamplesAtATime;
+      samples.fill(indices.subspan(first, std::min(kSamplesAtATime, count - first)), first);
+    };
+    context_.workers.for_each(pieces, fill_piece, context_.threads);
+    begun.indices = indices;
+    for (const auto& feeder : feeders_) feeder->begin(begun.staging, indices);
+  }
+  begun_.push_back(begun);
+}
+
+void Producer::drop_begun() noexcept {
+  for (const auto& feeder : feeders_) feeder->drop_begun();
+  begun_.clear();
+}
+
+void Producer::fill(const Turn& turn, DeviceSlot& slot, PublishedItem& item, bool& may_be_written) {
+  const FeedPlan& plan = context_.plan;
+  const Account& account = turn.account;
+  if (begun_.empty()) begin(slot);
+  const bool looks_ahead =
+      std::ranges::any_of(feeders_, [](const auto& feeder) { return feeder->looks_ahead(); });
+  while (looks_ahead && begun_.size() < staging_slots_.size() && staging_.next_is_free()) {
+    const std::optional<BatchSamples> later = turn.later(begun_.size());
+    if (!later) break;
+    begin(*later);
+  }
+  const Begun begun = begun_.front();
+  begun_.pop_front();
   // As a staging slot does, this keeps the host near the device. Otherwise it would enqueue as many batches
   // as a program asks for whose own work runs late: the account could not time them all.
   std::shared_ptr<const Event>& end = ends_[turn_ % ends_.size()];
-  if (pinned == nullptr && end != nullptr) nap_until([&] { return end->query(); });
+  if (begun.pinned == nullptr && end != nullptr) nap_until([&] { return end->query(); });
   CopyStream& copy = copy_streams_[turn_++ % copy_streams_.size()];
   const CopyStream& next = copy_streams_[turn_ % copy_streams_.size()];
   const Stream& stream = copy.stream;
-  BatchToFeed batch{slot, staging, copy, pacer_, static_cast<std::size_t>(slot.run.count), {}};
+  BatchToFeed batch{slot,         begun.staging, copy, pacer_, static_cast<std::size_t>(slot.run.count),
+                    begun.indices};
   if (!plan.orders_on_device) {
-    const std::span indices(reinterpret_cast<std::uint64_t*>(staging.memory + plan.staging_indices),
-                            batch.count);
-    const std::size_t pieces = (batch.count + kSamplesAtATime - 1) / kSamplesAtATime;
-    const auto fill_piece = [&](std::size_t piece) {
-      const std::size_t begin = piece * kSamplesAtATime;
-      slot.fill(indices.subspan(begin, std::min(kSamplesAtATime, batch.count - begin)), begin);
-    };
-    context_.workers.for_each(pieces, fill_piece, context_.threads);
-    batch.indices = indices;
     batch.lists = plan.list_bytes > 0 ? copy.staging.data() + plan.device_lists
-                                      : staging.on_device + plan.staging_indices;
+                                      : begun.staging.on_device + plan.staging_indices;
     batch.order = reinterpret_cast<const std::uint64_t*>(batch.lists);
   }
   const double begin = account.now();
@@ -118,7 +144,7 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
   const auto mark = [&] {
     pacer_.join();
     ring_.mark_end(slot, stream, item.timed);
-    if (pinned != nullptr) pinned->sent(slot.ready);
+    if (begun.pinned != nullptr) begun.pinned->sent(slot.ready);
     end = slot.ready;
   };
   try {
@@ -129,7 +155,7 @@ void Producer::fill(DeviceSlot& slot, PublishedItem& item, const Account& accoun
       batch.order = indices;
     }
     if (plan.list_bytes > 0) {  // each warp would read them over the link, beside the copies
-      stream.copy(copy.staging.data() + plan.device_lists, staging.memory + plan.staging_indices,
+      stream.copy(copy.staging.data() + plan.device_lists, begun.staging.memory + plan.staging_indices,
                   plan.list_bytes, CopyDirection::h2d);
     }
     pacer_.begin(slot, stream, next.stream);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "loader/batch_source.hpp"
 #include "loader/copy_pacer.hpp"
 #include "loader/device_ring.hpp"
 #include "loader/feeders.hpp"
@@ -9,6 +10,7 @@
 #include <penstock/transfer/pinned_ring.hpp>
 
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -27,16 +29,27 @@ class Producer {
   Producer(const Producer&) = delete;
   Producer& operator=(const Producer&) = delete;
 
-  /// Enqueues the batch of `slot.run` into `slot`; `slot.ready` marks its end. Blocks the host while it
-  /// gathers, while earlier copies read all staging slots, and as CopyPacer says. Throws the exceptions of
-  /// reading. `slot.ready` then marks the enqueued work, or that work is done. If neither is possible, sets
-  /// `may_be_written`.
-  void fill(DeviceSlot& slot, PublishedItem& item, const Account& account, bool& may_be_written);
+  /// Enqueues the batch of `slot.run`, that of `turn`, into `slot`; `slot.ready` marks its end. Blocks the
+  /// host while it gathers, while earlier copies read all staging slots, and as CopyPacer says. If samples
+  /// come from a disk, it is asked for later batches, too, as far as there are staging slots. Throws the
+  /// exceptions of reading; drop_begun() comes next then. `slot.ready` marks the enqueued work, or that work
+  /// is done. If neither is possible, sets `may_be_written`.
+  void fill(const Turn& turn, DeviceSlot& slot, PublishedItem& item, bool& may_be_written);
+  /// The batches that were begun do not come. Blocks the host until no read is under way.
+  void drop_begun() noexcept;
 
   /// Blocks the host until no enqueued work reads the dataset or writes a slot.
   void synchronize() const;
 
  private:
+  /// A batch whose place is chosen, and whose samples the feeders know.
+  struct Begun {
+    PinnedRing::Slot* pinned = nullptr;  ///< null: it needs no staging slot
+    StagingSlot staging;
+    std::span<const std::uint64_t> indices;
+  };
+  void begin(const BatchSamples& samples);
+
   const FeedContext context_;
   const DeviceRing& ring_;
   const std::vector<std::unique_ptr<Feeder>> feeders_;
@@ -46,7 +59,9 @@ class Producer {
   PinnedRing staging_;
   std::vector<StagingSlot> staging_slots_;          ///< the slots of staging_, in their order
   std::vector<std::shared_ptr<const Event>> ends_;  ///< of the latest batches, each in the place of its turn
-  std::size_t turn_ = 0;
+  std::deque<Begun> begun_;
+  std::size_t turn_ = 0;          ///< of the copy streams
+  std::size_t staging_turn_ = 0;  ///< of the staging slots
 };
 
 }  // namespace penstock

@@ -3,6 +3,7 @@
 #include "data/async_reads.hpp"
 #include "data/cold_file.hpp"
 #include "data/kept_samples.hpp"
+#include "data/slow_disk.hpp"
 #include "data/support.hpp"
 #include "support/bytes.hpp"
 #include "support/fork.hpp"
@@ -11,7 +12,6 @@
 #include <penstock/data/rows.hpp>
 
 #include <linux/aio_abi.h>
-#include <sys/syscall.h>
 
 #include <algorithm>
 #include <memory>
@@ -30,7 +30,7 @@ struct Unmap {
 /// Files in mappings, which the page cache has forgotten.
 class BlockReads : public ::testing::Test {
  protected:
-  void TearDown() override { AsyncReads::stand_in(nullptr); }
+  void TearDown() override { AsyncReads::stand_in(AsyncReads::kSystem); }
 
   /// Writes `bytes` to a file, and maps them.
   std::span<std::byte> map(std::size_t bytes, int flags = MAP_SHARED) {
@@ -49,15 +49,25 @@ class BlockReads : public ::testing::Test {
     return test::make_cold(path_);
   }
 
+  static void gather(BlockReader& reader, std::span<const std::uint64_t> indices,
+                     std::span<std::byte> destination) {
+    reader.begin(0, indices, destination);
+    reader.end(0, StoreKind::cached);
+  }
+
   /// What an epoch reads past the page cache. Checks all bytes.
-  std::uint64_t reads_of(const BlockReader& reader, std::size_t sample_bytes,
+  std::uint64_t reads_of(BlockReader&& reader, std::size_t sample_bytes,
+                         const std::vector<std::uint64_t>& indices) const {
+    return reads_of(reader, sample_bytes, indices);
+  }
+  std::uint64_t reads_of(BlockReader& reader, std::size_t sample_bytes,
                          const std::vector<std::uint64_t>& indices, std::size_t batch = 100) const {
     const std::uint64_t before = reader.direct_reads();
     for (std::size_t i = 0; i < indices.size(); i += batch) {
       const auto part = std::span(indices).subspan(i, std::min(batch, indices.size() - i));
       // At an address that disks refuse.
       std::vector<std::byte> got(part.size() * sample_bytes + 1, testing::kPoison);
-      reader.gather(part, std::span(got).subspan(1), StoreKind::cached);
+      gather(reader, part, std::span(got).subspan(1));
       got.erase(got.begin());
       EXPECT_EQ(testing::first_difference(got, test::pick(content_, sample_bytes, part)), -1);
     }
@@ -101,7 +111,7 @@ TEST_F(BlockReads, OfEveryKindOfMemoryPassThePageCache) {
     EXPECT_EQ(reads_of(BlockReader(reader, true, 0), kSample, indices), indices.size());
     EXPECT_EQ(test::cached_pages(path_), 0u);
     // Through it, they are asked for.
-    const BlockReader asking(reader, false, 0);
+    BlockReader asking(reader, false, 0);
     EXPECT_EQ(reads_of(asking, kSample, indices), 0u);
     EXPECT_LT(test::cached_pages(path_), mapped.size() / kPageBytes / 4) << "only what was asked for";
   }
@@ -119,7 +129,7 @@ TEST_F(BlockReads, OfMemoryThatIsThereAreNone) {
 TEST_F(BlockReads, AreLookedAtAgain) {
   const auto mapped = map(std::size_t{80} << 20);
   PENSTOCK_MAKE_COLD(path_);
-  const BlockReader asking(read_array(samples_of(1024), mapped, nullptr), false, 0);
+  BlockReader asking(read_array(samples_of(1024), mapped, nullptr), false, 0);
   EXPECT_EQ(reads_of(asking, 1024, std::vector<std::uint64_t>(1 << 16, 7), 1 << 13), 0u);
   EXPECT_TRUE(asking.asks());
   const std::vector<std::byte> all(mapped.begin(), mapped.end());
@@ -136,7 +146,7 @@ TEST_F(BlockReads, BringTheBytesOfAnySize) {
         std::size_t{150} << 10, (std::size_t{256} << 10) + 1, std::size_t{1} << 20}) {
     const std::size_t count = mapped.size() / bytes;
     const auto reader = read_array(samples_of(bytes), mapped.first(count * bytes), nullptr);
-    const BlockReader blocks(reader, true, 0);
+    BlockReader blocks(reader, true, 0);
     for (const auto& indices :
          {shuffled(std::min<std::size_t>(count, 700), bytes), std::vector<std::uint64_t>{0},
           std::vector<std::uint64_t>{count - 1, count - 1, 0}}) {
@@ -151,10 +161,10 @@ TEST_F(BlockReads, GoStraightToTheirPlace) {
   constexpr std::size_t kSample = 37 * kPageBytes;
   const auto mapped = map(20 * kSample);
   PENSTOCK_MAKE_COLD(path_);
-  const BlockReader blocks(read_array(samples_of(kSample), mapped, nullptr), true, 0);
+  BlockReader blocks(read_array(samples_of(kSample), mapped, nullptr), true, 0);
   const HostPages pages(3 * kSample);
   const std::vector<std::uint64_t> indices = {17, 0, 3};
-  blocks.gather(indices, pages.bytes(), StoreKind::cached);
+  gather(blocks, indices, pages.bytes());
   EXPECT_EQ(testing::first_difference(pages.bytes(), test::pick(content_, kSample, indices)), -1);
   EXPECT_EQ(blocks.direct_reads(), 3u);
 }
@@ -166,7 +176,7 @@ TEST_F(BlockReads, OfASecondEpochAreThoseThatTheBudgetLeaves) {
   PENSTOCK_MAKE_COLD(path_);
   const auto reader = read_array(samples_of(kSample), mapped, nullptr);
   for (const std::size_t room : {std::size_t{0}, std::size_t{1}, 2 * kCount / 3, kCount, 2 * kCount}) {
-    const BlockReader blocks(reader, true, room * kSample + 1);
+    BlockReader blocks(reader, true, room * kSample + 1);
     EXPECT_EQ(reads_of(blocks, kSample, shuffled(kCount, 1)), kCount);
     for (std::uint64_t epoch = 2; epoch < 4; ++epoch) {
       EXPECT_EQ(reads_of(blocks, kSample, shuffled(kCount, epoch)), kCount - std::min(room, kCount));
@@ -200,20 +210,20 @@ TEST(KeptSamples, AreWholeWhileManyThreadsKeepThem) {
 TEST_F(BlockReads, OfAFileThatIsCutAreAnErrorAndNoSignal) {
   const auto mapped = map(1000 * 1000);
   PENSTOCK_MAKE_COLD(path_);
-  const BlockReader blocks(read_array(samples_of(1000), mapped, nullptr), true, 1 << 20);
+  BlockReader blocks(read_array(samples_of(1000), mapped, nullptr), true, 1 << 20);
   EXPECT_EQ(reads_of(blocks, 1000, {1, 900}), 2u);
   std::filesystem::resize_file(path_, 400'500);
   EXPECT_EQ(reads_of(blocks, 1000, {399, 900}), 1u) << "900 is kept";
   std::vector<std::byte> got(3000);
   const std::vector<std::uint64_t> indices = {3, 400, 7};
   test::expect_error<Error>(
-      [&] { blocks.gather(indices, got, StoreKind::cached); },
+      [&] { gather(blocks, indices, got); },
       {"x.bin", "cut short", "ends at byte 400500", "sample 400", "'x'", "byte 401000"});
 }
 
 long some_fail(aio_context_t context, long least, long most, io_event* events) {
   static std::atomic<unsigned> turn{0};
-  const long got = ::syscall(SYS_io_getevents, context, least, most, events, nullptr);
+  const long got = AsyncReads::kSystem.get_events(context, least, most, events);
   for (long i = 0; i < got; ++i) {
     const unsigned fault = ++turn % 5;
     if (fault == 0) events[i].res = -EIO;
@@ -223,17 +233,19 @@ long some_fail(aio_context_t context, long least, long most, io_event* events) {
   return got;
 }
 
+const AsyncReads::Calls kSomeFail{AsyncReads::kSystem.submit, some_fail};
+
 TEST_F(BlockReads, ThatFailOrEndEarlyAreMadeThroughThePageCache) {
   const auto mapped = map(300 * 5000);
   PENSTOCK_MAKE_COLD(path_);
-  AsyncReads::stand_in(some_fail);
+  AsyncReads::stand_in(kSomeFail);
   const auto reader = read_array(samples_of(5000), mapped, nullptr);
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    const BlockReader blocks(reader, true, std::size_t{1} << 20);
+    BlockReader blocks(reader, true, std::size_t{1} << 20);
     reads_of(blocks, 5000, shuffled(300, seed), 50);
-    AsyncReads::stand_in(nullptr);
+    AsyncReads::stand_in(AsyncReads::kSystem);
     reads_of(blocks, 5000, shuffled(300, seed + 1), 50);  // what was kept is right, too
-    AsyncReads::stand_in(some_fail);
+    AsyncReads::stand_in(kSomeFail);
     ASSERT_TRUE(forget());
   }
 }
@@ -250,21 +262,127 @@ TEST_F(BlockReads, LeaveAloneAFileThatTookTheName) {
   std::filesystem::rename(path_, directory_.path() / "old.bin");
   directory_.write("x.bin", test::random_bytes(100 * 5000, 9));
   PENSTOCK_MAKE_COLD(directory_.path() / "old.bin");
-  const BlockReader renamed(read_array(samples_of(5000), mapped, nullptr), true, 0);
+  BlockReader renamed(read_array(samples_of(5000), mapped, nullptr), true, 0);
   EXPECT_EQ(reads_of(renamed, 5000, {1, 70}), 2u) << "the system knows its name";
   std::filesystem::rename(directory_.path() / "x.bin",
                           directory_.path() / "old.bin");  // the mapped one is gone
-  const BlockReader deleted(read_array(samples_of(5000), mapped, nullptr), true, 0);
+  BlockReader deleted(read_array(samples_of(5000), mapped, nullptr), true, 0);
   EXPECT_EQ(reads_of(deleted, 5000, {2, 71}), 0u);
 }
 
-TEST_F(BlockReads, GoOnInAForkedChild) {
-  const auto mapped = map(100 * 5000);
-  PENSTOCK_MAKE_COLD(path_);
-  const BlockReader blocks(read_array(samples_of(5000), mapped, nullptr), true, 0);
-  EXPECT_EQ(reads_of(blocks, 5000, {1, 70}), 2u);
-  EXPECT_TRUE(testing::succeeds_in_child([&] { return reads_of(blocks, 5000, {2, 71}) == 2; }));
-  EXPECT_EQ(reads_of(blocks, 5000, {3, 72}), 2u);
+/// Batches of a file whose reads are counted, and their places.
+class ReadsOfBatches : public BlockReads {
+ protected:
+  static constexpr std::size_t kSample = kPageBytes;
+  static constexpr auto kMost = static_cast<long>(AsyncReads::kMost);
+
+  void SetUp() override {
+    mapped_ = map(2000 * kSample);
+    PENSTOCK_MAKE_COLD(path_);
+    for (std::uint64_t i = 0; i < 300; ++i) {  // apart from each other
+      batches_[0].push_back(2 * i);
+      batches_[1].push_back(1998 - 2 * i);
+    }
+  }
+
+  [[nodiscard]] std::unique_ptr<BlockReader> reader(std::size_t lanes = 1) const {
+    return std::make_unique<BlockReader>(read_array(samples_of(kSample), mapped_, nullptr), true, 0, lanes);
+  }
+  void begin(BlockReader& blocks, std::size_t batch) {
+    places_[batch].assign(batches_[batch].size() * kSample, testing::kPoison);
+    blocks.begin(0, batches_[batch], places_[batch]);
+  }
+  void expect_bytes(std::size_t batch) const {
+    EXPECT_EQ(testing::first_difference(places_[batch], test::pick(content_, kSample, batches_[batch])), -1);
+  }
+
+  std::span<std::byte> mapped_;
+  std::array<std::vector<std::uint64_t>, 2> batches_;
+  std::array<std::vector<std::byte>, 2> places_;
+  test::OneByOne disk_;
+};
+
+TEST_F(ReadsOfBatches, BeginWhileTheLastOfTheBatchBeforeAreUnderWay) {
+  const auto blocks = reader();
+  begin(*blocks, 0);
+  EXPECT_EQ(disk_.under_way(), kMost);
+  begin(*blocks, 1);
+  EXPECT_EQ(disk_.under_way(), kMost) << "no more than the disk can use";
+  blocks->end(0, StoreKind::cached);
+  EXPECT_EQ(disk_.under_way(), kMost) << "those of the next batch";
+  expect_bytes(0);
+  blocks->end(0, StoreKind::cached);
+  EXPECT_EQ(disk_.under_way(), 0);
+  expect_bytes(1);
+  EXPECT_EQ(blocks->direct_reads(), 600u);
+}
+
+TEST_F(ReadsOfBatches, EndBeforeTheyAreForgotten) {
+  auto blocks = reader();
+  begin(*blocks, 0);
+  begin(*blocks, 0);
+  blocks->drop();
+  EXPECT_EQ(disk_.under_way(), 0) << "they write to their places";
+  begin(*blocks, 1);
+  blocks->end(0, StoreKind::cached);
+  expect_bytes(1);
+  begin(*blocks, 0);
+  blocks.reset();
+  EXPECT_EQ(disk_.under_way(), 0);
+}
+
+TEST_F(ReadsOfBatches, GoOnAfterAnError) {
+  const auto blocks = reader();
+  begin(*blocks, 1);
+  std::filesystem::resize_file(path_, 1800 * kSample);
+  begin(*blocks, 0);
+  test::expect_error<Error>([&] { blocks->end(0, StoreKind::cached); },
+                            {"x.bin", "cut short", "of field", "'x'"});
+  blocks->drop();
+  EXPECT_EQ(disk_.under_way(), 0);
+  begin(*blocks, 0);
+  blocks->end(0, StoreKind::cached);
+  expect_bytes(0);
+}
+
+TEST_F(ReadsOfBatches, AreTheParentsAfterAFork) {
+  auto blocks = reader();
+  begin(*blocks, 0);
+  begin(*blocks, 1);
+  EXPECT_TRUE(testing::succeeds_in_child([&] {
+    blocks.reset();
+    return true;
+  }));
+  for (std::size_t batch = 0; batch < 2; ++batch) {
+    blocks->end(0, StoreKind::cached);
+    expect_bytes(batch);
+  }
+}
+
+TEST_F(ReadsOfBatches, OfSeveralLanesAreApart) {
+  const auto blocks = reader(4);
+  std::vector<std::thread> threads;
+  for (std::size_t lane = 0; lane < blocks->lanes(); ++lane) {
+    threads.emplace_back([&, lane] {
+      const auto indices = shuffled(2000, lane);
+      std::vector<std::byte> places(indices.size() * kSample);
+      const std::size_t batch = 50 * (lane + 1);
+      const auto begin_at = [&](std::size_t first) {
+        if (first >= indices.size()) return;
+        const std::size_t count = std::min(batch, indices.size() - first);
+        blocks->begin(lane, std::span(indices).subspan(first, count),
+                      std::span(places).subspan(first * kSample, count * kSample));
+      };
+      begin_at(0);
+      for (std::size_t first = 0; first < indices.size(); first += batch) {
+        begin_at(first + batch);
+        blocks->end(lane, StoreKind::cached);
+      }
+      EXPECT_EQ(testing::first_difference(places, test::pick(content_, kSample, indices)), -1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(disk_.under_way(), 0);
 }
 
 }  // namespace
