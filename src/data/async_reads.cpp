@@ -25,6 +25,7 @@ std::atomic<const AsyncReads::Calls*> used_calls{&AsyncReads::kSystem};
 }  // namespace
 
 const AsyncReads::Calls AsyncReads::kSystem{
+    .setup = [](std::size_t most, aio_context_t* context) { return ::syscall(SYS_io_setup, most, context); },
     .submit = [](aio_context_t context, long count,
                  iocb** requests) { return ::syscall(SYS_io_submit, context, count, requests); },
     .get_events =
@@ -35,7 +36,7 @@ const AsyncReads::Calls AsyncReads::kSystem{
 void AsyncReads::stand_in(const Calls& calls) noexcept { used_calls = &calls; }
 
 AsyncReads::AsyncReads() : buffers_(kMost * kBufferBytes) {
-  if (::syscall(SYS_io_setup, kMost, &context_) != 0) context_ = 0;
+  if (used_calls.load()->setup(kMost, &context_) != 0) context_ = 0;
   for (std::size_t slot = 0; slot < kMost; ++slot) free_.push_back(slot);
 }
 

@@ -28,6 +28,7 @@ class AsyncReads {
 
   /// The system's calls, or stand-ins.
   struct Calls {
+    long (*setup)(std::size_t most, aio_context_t* context);
     long (*submit)(aio_context_t context, long count, iocb** requests);
     long (*get_events)(aio_context_t context, long least, long most, io_event* events);
   };

@@ -14,6 +14,7 @@
 #include <linux/aio_abi.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <thread>
 
@@ -233,7 +234,7 @@ long some_fail(aio_context_t context, long least, long most, io_event* events) {
   return got;
 }
 
-const AsyncReads::Calls kSomeFail{AsyncReads::kSystem.submit, some_fail};
+const AsyncReads::Calls kSomeFail{AsyncReads::kSystem.setup, AsyncReads::kSystem.submit, some_fail};
 
 TEST_F(BlockReads, ThatFailOrEndEarlyAreMadeThroughThePageCache) {
   const auto mapped = map(300 * 5000);
@@ -248,6 +249,31 @@ TEST_F(BlockReads, ThatFailOrEndEarlyAreMadeThroughThePageCache) {
     AsyncReads::stand_in(kSomeFail);
     ASSERT_TRUE(forget());
   }
+}
+
+TEST_F(BlockReads, ThatASandboxForbidsAreMadeThroughThePageCache) {
+  const auto mapped = map(300 * 5000);
+  PENSTOCK_MAKE_COLD(path_);
+  const auto reader = read_array(samples_of(5000), mapped, nullptr);
+  const auto refuse_to_begin = [](aio_context_t, long, iocb**) -> long {
+    errno = EPERM;
+    return -1;
+  };
+  const AsyncReads::Calls begins_none{AsyncReads::kSystem.setup, refuse_to_begin,
+                                      AsyncReads::kSystem.get_events};
+  AsyncReads::stand_in(begins_none);
+  BlockReader refused(reader, true, 0);
+  reads_of(refused, 5000, shuffled(300, 1));
+  EXPECT_GT(test::cached_pages(path_), 0u);
+  static std::atomic<int> setups{0};
+  const auto refuse_one = [](std::size_t most, aio_context_t* context) -> long {
+    return ++setups == 2 ? -1 : AsyncReads::kSystem.setup(most, context);
+  };
+  const AsyncReads::Calls sets_up_one{refuse_one, AsyncReads::kSystem.submit, AsyncReads::kSystem.get_events};
+  AsyncReads::stand_in(sets_up_one);
+  ASSERT_TRUE(forget());
+  EXPECT_EQ(reads_of(BlockReader(reader, true, 0, 2), 5000, shuffled(300, 2)), 0u);
+  AsyncReads::stand_in(AsyncReads::kSystem);
 }
 
 TEST_F(BlockReads, LeaveAloneWhatTheProcessChangedForItself) {

@@ -34,7 +34,9 @@ class OneByOne {
     if (got > 0 && (under_way_ -= got) == 0) ++drained_;
     return got;
   }
-  static constexpr AsyncReads::Calls kCalls{submit, get_events};
+  static constexpr AsyncReads::Calls kCalls{
+      [](std::size_t most, aio_context_t* context) { return AsyncReads::kSystem.setup(most, context); },
+      submit, get_events};
   static inline std::atomic<long> under_way_{0};
   static inline std::atomic<long> drained_{0};
 };
