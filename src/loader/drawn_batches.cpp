@@ -134,10 +134,10 @@ bool DrawnBatches::is_drawn() const {
 
 bool DrawnBatches::peek(std::size_t later, std::vector<std::uint64_t>& indices) const {
   const std::lock_guard lock(mutex_);
-  if (later >= items_.size() || items_[later].error != nullptr) return false;
+  if (later >= items_.size()) return false;
   const Item& item = items_[later];
   const std::span<const std::uint64_t> drawn = item.lent.indices.empty() ? item.indices : item.lent.indices;
-  // Lent indices are checked when they are taken.
+  // Those that do not fit are an error in their turn.
   if (drawn.empty() || drawn.size() > batch_ || !are_below(drawn, samples_)) return false;
   indices.assign(drawn.begin(), drawn.end());
   return true;

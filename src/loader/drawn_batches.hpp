@@ -49,8 +49,8 @@ class DrawnBatches {
   [[nodiscard]] bool wait();
   /// True if wait() would return at once, with something that is drawn.
   [[nodiscard]] bool is_drawn() const;
-  /// Copies the indices of the batch that take() gives so many calls later. False if it is not drawn, or is
-  /// an error or the epoch's end.
+  /// Copies the indices of the batch that take() gives so many calls later. False if it is not drawn, does
+  /// not fit, or is the epoch's end.
   [[nodiscard]] bool peek(std::size_t later, std::vector<std::uint64_t>& indices) const;
   /// Swaps the next batch's indices into `indices`; none at the end of the epoch. Returns the epoch in which
   /// its samples are read. Only after wait().

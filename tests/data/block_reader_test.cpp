@@ -227,7 +227,7 @@ long some_fail(aio_context_t context, long least, long most, io_event* events) {
   const long got = AsyncReads::kSystem.get_events(context, least, most, events);
   for (long i = 0; i < got; ++i) {
     const unsigned fault = ++turn % 5;
-    if (fault == 0) events[i].res = -EIO;
+    if (fault == 0) events[i].res = i % 2 == 0 ? -EIO : -ESTALE;
     if (fault == 1) events[i].res /= 3;
     if (fault == 2) events[i].res = std::min<std::int64_t>(events[i].res, 512);
   }
@@ -341,6 +341,17 @@ TEST_F(ReadsOfBatches, BeginWhileTheLastOfTheBatchBeforeAreUnderWay) {
   EXPECT_EQ(disk_.under_way(), 0);
   expect_bytes(1);
   EXPECT_EQ(blocks->direct_reads(), 600u);
+}
+
+TEST_F(ReadsOfBatches, HaveABoundOfBytesTogether) {
+  constexpr std::size_t kLarge = std::size_t{128} << 10;
+  BlockReader blocks(read_array(samples_of(kLarge), mapped_.first(60 * kLarge), nullptr), true, 0);
+  const std::vector<std::uint64_t> indices = shuffled(60, 1);
+  places_[0].resize(60 * kLarge);
+  blocks.begin(0, indices, places_[0]);
+  EXPECT_EQ(disk_.under_way(), 48) << "6 MiB";
+  blocks.end(0, StoreKind::cached);
+  EXPECT_EQ(testing::first_difference(places_[0], test::pick(content_, kLarge, indices)), -1);
 }
 
 TEST_F(ReadsOfBatches, EndBeforeTheyAreForgotten) {

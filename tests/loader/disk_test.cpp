@@ -30,7 +30,7 @@ class LoaderOnDisk : public LoaderTest {
     FileOptions mapped;
     mapped.load_limit = 0;
     options.batch_size = kBatch;
-    options.memory_bytes = 0;
+    options.memory_bytes = 1 << 20;
     options.threads = 1;
     const Field field{.name = "x", .dtype = DType::uint8, .shape = {kSample}};
     return {Dataset({read_raw(path_, field, 0, mapped)}), *device_, std::move(options)};
@@ -76,6 +76,22 @@ TEST_P(LoaderOnDisk, ReadsLaterBatchesOfASamplerThatDrewThem) {
   EXPECT_EQ(expect_batches(sampled), drawn);
   EXPECT_LT(disk_.drained(), kBatches);
   EXPECT_EQ(expect_batches(sampled), (Batches{{9, 9}, {8}}));
+}
+
+TEST_P(LoaderOnDisk, RaisesTheErrorsOfASamplerInTheirTurn) {
+  Batches whole(5);
+  for (std::size_t i = 0; i < 5 * kBatch; ++i) whole[i % 5].push_back(i);
+  for (const std::vector<std::uint64_t>& wrong :
+       {std::vector<std::uint64_t>{1, std::uint64_t{1} << 40}, std::vector<std::uint64_t>(4096, 1)}) {
+    std::map<std::uint64_t, Batches> epochs{{0, whole}};
+    epochs[0].push_back(wrong);
+    Loader sampled =
+        loader({.batch_sampler = std::make_shared<ListedBatches>(std::move(epochs)), .prefetch_depth = 8});
+    EXPECT_EQ(expect_batches(sampled, 5), whole);
+    EXPECT_THROW(static_cast<void>(sampled.next(*stream_)), InvalidArgument);
+    sampled.start_epoch(0);
+    EXPECT_EQ(expect_batches(sampled, 5), whole);
+  }
 }
 
 TEST_P(LoaderOnDisk, GoesToAnotherPlaceWhileLaterBatchesAreRead) {
