@@ -5,7 +5,7 @@ doctor_museum.py --penstock build/release/penstock [--only NAME...] [--fixed] [-
 The programs are in museum_exhibits.py (PyTorch) and museum_programs.cu (C++). It needs a GPU and PyTorch; without them
 it says so and does nothing. --fixed only runs those whose mistake can be taken out, with it and without, and compares
 what that gained with what was predicted. --overhead only measures what the recorder costs a step of 2 ms with 60
-kernels. --peers only asks other tools about the same programs.
+kernels.
 
 Each result is printed, and written to the JSON file, as soon as it is known.
 """
@@ -31,7 +31,6 @@ import threading
 import time
 
 from museum_exhibits import EXHIBITS, LONG, Exhibit
-from museum_peers import Peers
 
 HERE = pathlib.Path(__file__).parent
 NOTHING = 0.02  # of a step: the doctor says "about nothing: leave it" below
@@ -554,7 +553,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max(8, (os.cpu_count() or 0) // 4), help="programs at once that may share the GPU")
     parser.add_argument("--fixed", action="store_true", help="only run pairs: programs with their mistake and without")
     parser.add_argument("--overhead", action="store_true", help="only measure what the recorder costs")
-    parser.add_argument("--peers", action="store_true", help="only ask other tools, as far as they are installed")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     begin = time.monotonic()
@@ -568,14 +566,10 @@ def main() -> int:
         chosen = [exhibit for exhibit in chosen if exhibit.fix]
     with tempfile.TemporaryDirectory() as name:
         museum = Museum(options.penstock.resolve(), pathlib.Path(name))
-        if options.overhead or options.peers:
-            found = (
-                {"overhead": overhead(museum.penstock, museum.folder)}
-                if options.overhead
-                else {"peers": Peers(run, museum.command, museum.folder, chosen).table(options.jobs)}
-            )
+        if options.overhead:
+            costs = overhead(museum.penstock, museum.folder)
             if options.json:
-                options.json.write_text(json.dumps(found, indent=2) + "\n")
+                options.json.write_text(json.dumps(costs, indent=2) + "\n")
             return 0
         others = [] if options.only or options.fixed else [museum.torchrun, museum.profiled]
         visit = Visit([exhibit.name for exhibit in chosen] + ["torch.profiler in the program"], options.json)
