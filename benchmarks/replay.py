@@ -156,13 +156,13 @@ def main() -> None:
             print(f"{name} is not installed", file=sys.stderr)
             continue
         print(name, figures[name], file=sys.stderr)
+        if arguments.json:  # also if a later one does not end
+            with open(arguments.json, "w") as file:
+                json.dump({"arguments": vars(arguments), "gbps": figures}, file, indent=1)
     columns = list(figures["penstock.ReplayBuffer"])
     print(f"| GB/s | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")
     for name, rates in figures.items():
         print(f"| {name} | {' | '.join(f'{rates[column]:.3g}' for column in columns)} |")
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"arguments": vars(arguments), "gbps": figures}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -250,18 +250,22 @@ def compare(arguments: argparse.Namespace) -> None:
     pipe = subprocess.PIPE
     processes = [subprocess.Popen([*prefix, *words], stdin=pipe, stdout=pipe, text=True) for prefix in prefixes]
     print("| work | alone, GB/s | under penstock run | times |\n| --- | --- | --- | --- |", flush=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
+
+    def write(**more: Any) -> None:
+        if arguments.json:
+            pathlib.Path(arguments.json).write_text(json.dumps({"rows": rows, **more}, indent=1))
+
     while all(lines := [next_line(process) for process in processes]):
         alone, run = (line["size"] / line["seconds"] / 1e9 for line in lines)
         rows.append({"work": lines[0]["name"], "alone_gbps": alone, "run_gbps": run})
         print(f"| {lines[0]['name']} | {alone:.3g} | {run:.3g} | {run / alone:.2f} |", flush=True)
+        write()  # also if a later one does not end
     for process in processes:
         process.stdin.close()
     if any([process.wait() for process in processes]):
         sys.exit(1)
-    if arguments.json:
-        said = json.loads(pathlib.Path(report).read_text())
-        pathlib.Path(arguments.json).write_text(json.dumps({"rows": rows, "report": said}, indent=1))
+    write(report=json.loads(pathlib.Path(report).read_text()))
 
 
 def main() -> None:
