@@ -30,7 +30,6 @@ bool is_option(std::string_view word, std::string_view option) {
 
 /// Of what was recorded, now or before.
 void add_report(CLI::App& command, DoctorOptions& options) {
-  add_file(command, "--budget", options.budget, "What must hold; if it does not, the exit status is 3");
   add_file(command, "--profile", options.profile,
            "Link profile of the machine that was recorded; for a program, in place of the stored one");
   add_file(command, "--html", options.html,
@@ -59,7 +58,6 @@ void add_run(CLI::App& doctor, DoctorOptions& options) {
     if (options.command.empty()) throw CLI::RequiredError("a program behind --");
     if (verify->count() == 0) return;
     if (options.verify.empty()) throw CLI::ValidationError("--verify", "it is empty");
-    if (!options.budget.empty()) throw CLI::ExcludesError("--verify", "--budget");
     if (!options.record.empty()) throw CLI::ExcludesError("--verify", "--record");
   });
   command->footer(
@@ -90,9 +88,7 @@ void add_read(CLI::App& doctor, DoctorOptions& options) {
       "  penstock doctor read trace.json\n"
       "  penstock doctor read rank0.json rank1.json\n"
       "      who keeps the others waiting?\n"
-      "  penstock doctor read trace.json --html report.html\n"
-      "  penstock doctor read trace.json --budget budget.txt --json -\n"
-      "      in continuous integration");
+      "  penstock doctor read trace.json --html report.html");
 }
 
 void add_measured_loader(CLI::App& doctor, DoctorOptions& options) {

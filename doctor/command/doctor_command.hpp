@@ -25,7 +25,6 @@ struct DoctorOptions {
   std::string recorder;              ///< library to record with, empty: the one that lies beside the command
   bool no_lines = false;             ///< record no places of calls
   bool no_contents = false;          ///< record nothing of what copies contain
-  std::string budget;                ///< file, empty for none
   std::string profile;               ///< link profile of the machine that was recorded, empty for none
   std::string json;                  ///< file, "-" for standard output, empty for none
   std::string html;                  ///< file for a page, empty for none
@@ -34,13 +33,11 @@ struct DoctorOptions {
 inline constexpr std::string_view kUnderRun = "penstock run";
 /// Examines a trace or a program; or runs python3, and throws Error if that ends without a verdict.
 int run_doctor(const DoctorOptions& options, const Environment& environment);
-/// Returns kBudgetBroken if a budget is given and the trace, or a process of the recording, does not keep to
-/// it.
+/// Examines traces, or a folder of recordings, and returns 0.
 int run_trace_doctor(const DoctorOptions& options, const Environment& environment);
-inline constexpr int kBudgetBroken = 3;
 /// Runs the command and examines what it did. If its exit status is 0, runs the changed program, if there is
 /// one, and compares. Returns the first exit status that is not 0; if there is none, 1 if what it did cannot
-/// be examined or written, or kBudgetBroken as above.
+/// be examined or written.
 int run_recording_doctor(const DoctorOptions& options, const Environment& environment);
 
 /// The options of `penstock doctor`; `options` outlives `app`.

@@ -16,7 +16,6 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <filesystem>
@@ -76,12 +75,6 @@ Examined examine_program(const Examiner& examiner, const fs::path& folder, const
       ": nothing was recorded: no process loaded the recorder. Either none used CUDA, or they did not get "
       "this environment (containers, sudo, ssh).");
   return none;
-}
-
-/// Of a budget: why it is broken, whatever the reports say; empty: they tell.
-std::string why_not_kept(const Examined& examined) {
-  if (examined.reports.empty()) return "nothing was recorded that could keep it";
-  return examined.unread.empty() ? "" : "the process of a recording that cannot be read may break it";
 }
 
 std::string report_text(const Examined& examined, std::size_t columns) {
@@ -230,16 +223,6 @@ Json run_json(const Run& run) {
           {"remarks", remarks}};
 }
 
-bool keeps_budget(const Examined& examined) {
-  return why_not_kept(examined).empty() &&
-         std::ranges::all_of(examined.reports,
-                             [](const TraceReport& report) { return Examiner::status(report) == 0; });
-}
-
-Json budget_json(const Examined& examined) {
-  return {{"kept", keeps_budget(examined)}, {"why", why_not_kept(examined)}};
-}
-
 Json verification_json(const Verification& verification) {
   Json comparisons = Json::array();
   for (const std::vector<GainComparison>& process : verification.processes) {
@@ -253,15 +236,14 @@ Json verification_json(const Verification& verification) {
           {"changed", verification.changed ? run_json(*verification.changed) : Json(nullptr)}};
 }
 
-int exit_status_of(const Run& run, const std::optional<Verification>& verification, bool has_budget) {
-  if (run.exit_status.value_or(0) != 0) return *run.exit_status;
+/// Of a program.
+int exit_status_of(const Run& run, const std::optional<Verification>& verification) {
+  if (*run.exit_status != 0) return *run.exit_status;
   if (verification && verification->failed) return kFailed;
-  if (verification && verification->changed) return *verification->changed->exit_status;
-  return has_budget && !keeps_budget(run.examined) ? kBudgetBroken : 0;
+  return verification && verification->changed ? *verification->changed->exit_status : 0;
 }
 
-void write_report(Examiner& examiner, Run& run, const std::optional<Verification>& verification,
-                  bool has_budget) {
+void write_report(Examiner& examiner, Run& run, const std::optional<Verification>& verification) {
   Examined& examined = run.examined;
   for (std::size_t i = 0; verification && i < verification->processes.size(); ++i)
     examined.reports[i].verified = comparison_lines(*verification, i);
@@ -271,8 +253,6 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     const std::size_t columns = terminal_columns(stream);
     std::string text = quiet ? "" : report_text(examined, columns);
     if (verification) text += verification_text(*verification, run, columns);
-    if (has_budget && !quiet && !why_not_kept(examined).empty())
-      text += fmt::format("\nThe budget is broken: {}.\n", why_not_kept(examined));
     if (examiner.has_page() && examined.reports.empty())
       text += "There is no page: no work of a GPU was recorded.\n";
     run.exit_status ? say("\n" + text) : quiet ? say(text) : print(text);
@@ -281,7 +261,6 @@ void write_report(Examiner& examiner, Run& run, const std::optional<Verification
     if (!examiner.json()) return;
     Json value{{"schema", "penstock-recording-diagnosis/1"}};
     value.update(run_json(run));
-    value["budget"] = has_budget ? budget_json(examined) : Json(nullptr);
     value["verify"] = verification ? verification_json(*verification) : Json(nullptr);
     examiner.json().write(json_text(value));
   };
@@ -296,8 +275,8 @@ int report_folder(Examiner& examiner, const DoctorOptions& options) {
   Run run{folder, std::nullopt, examine(examiner, folder, folder)};
   if (run.examined.reports.empty() && run.examined.remarks.empty())
     throw Error(fmt::format("{}", fmt::join(run.examined.unread, " ")));
-  write_report(examiner, run, std::nullopt, !options.budget.empty());
-  return exit_status_of(run, std::nullopt, !options.budget.empty());
+  write_report(examiner, run, std::nullopt);
+  return 0;
 }
 
 /// Once the program has run, an error costs neither its exit status nor what was recorded.
@@ -310,8 +289,8 @@ int report_program(Examiner& examiner, const DoctorOptions& options, const Envir
     std::optional<Verification> verification;
     if (!options.verify.empty())
       verification = verify(recorder, examiner, changed_program(options, environment), run);
-    write_report(examiner, run, verification, !options.budget.empty());
-    return exit_status_of(run, verification, !options.budget.empty());
+    write_report(examiner, run, verification);
+    return exit_status_of(run, verification);
   } catch (const std::exception& error) {
     folder.keep();
     say(fmt::format(

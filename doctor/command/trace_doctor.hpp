@@ -22,8 +22,6 @@ class Examiner {
 
   /// `name` says in the report what was examined.
   [[nodiscard]] TraceReport examine(std::string name, const Timeline& timeline) const;
-  /// kBudgetBroken, or 0.
-  [[nodiscard]] static int status(const TraceReport& report);
   /// The file of --json.
   [[nodiscard]] OutputFile& json() noexcept { return json_; }
   /// True if a page is asked for.
@@ -44,8 +42,6 @@ class Examiner {
   bool has_standard_output_ = false;
   std::optional<LinkProfile> named_;  ///< by --profile
   std::vector<LinkProfile> here_;     ///< of this machine's GPUs, if the program runs on it
-  bool has_budget_ = false;
-  std::vector<BudgetLine> budget_;
 };
 
 }  // namespace penstock::cli

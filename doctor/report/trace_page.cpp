@@ -178,26 +178,12 @@ std::string trace_advice(Reports reports) {
                      gain_text(first, diagnosis));
 }
 
-/// One box; empty without lines.
+/// One box; empty without lines. `name`: of the process, with a colon; empty if there is one only.
 std::string verified_html(const std::string& name, const std::vector<std::string>& lines) {
   std::string html;
   for (const std::string& line : lines)
     html += (html.empty() ? escaped(name) : "<br>\n") + prose(printable(line));
   return html.empty() ? "" : fmt::format("<p class=\"note\">{}</p>\n", html);
-}
-
-/// `name`: of the process, with a colon; empty if there is one only.
-std::string trace_notes(const TraceReport& report, const std::string& name) {
-  std::string html;
-  const auto note = [&](const char* kind, const std::string& text) {
-    html += note_html(kind, printable(name + text));
-  };
-  if (report.breaches) {
-    if (report.breaches->empty()) note("good", "The budget is kept.");
-    for (const BudgetBreach& breach : *report.breaches)
-      note("bad", fmt::format("The budget is broken. {}: {}", breach.text, breach.why));
-  }
-  return html + verified_html(name, report.verified);
 }
 
 /// What the page is about.
@@ -214,7 +200,7 @@ std::string trace_page(std::span<const TraceReport> reports, const std::vector<s
   const bool has_one = reports.size() == 1;
   std::string notes;
   for (const TraceReport& report : reports)
-    notes += trace_notes(report, has_one ? "" : process_name(report) + ": ");
+    notes += verified_html(has_one ? "" : process_name(report) + ": ", report.verified);
   const std::string file = printable(has_one ? reports.front().file : program_name(reports.front()));
   constexpr std::string_view kAccounts =
       "The wall-clock time of each GPU. Its parts add up; of each moment, the first of them that is true "

@@ -266,13 +266,7 @@ std::string trace_text(const TraceReport& report, std::size_t columns) {
   for (const DeviceAccount& account : diagnosis.accounts) text += account_text(account);
   for (const Finding& finding : diagnosis.findings) text += finding_text(finding, diagnosis, columns);
   if (diagnosis.findings.empty()) text += nothing_found_text(diagnosis) + "\n\n";
-  text += not_examined_text(diagnosis, columns);
-  if (!report.breaches) return text;
-  text += report.breaches->empty() ? "\nThe budget is kept.\n" : "\nThe budget is broken:\n";
-  for (const BudgetBreach& breach : *report.breaches) {
-    text += paragraph(breach.text + ": " + breach.why, columns, 2, 2);
-  }
-  return text;
+  return text + not_examined_text(diagnosis, columns);
 }
 
 Json trace_json(const TraceReport& report) {
@@ -283,19 +277,12 @@ Json trace_json(const TraceReport& report) {
                 {"events", report.events},
                 {"devices", Json::array()},
                 {"findings", Json::array()},
-                {"not_examined", Json::array()},
-                {"budget", nullptr}};
+                {"not_examined", Json::array()}};
   for (const DeviceAccount& account : report.diagnosis.accounts)
     value["devices"].push_back(account_json(account));
   for (const Finding& finding : report.diagnosis.findings) value["findings"].push_back(finding_json(finding));
   for (const NotExamined& missing : report.diagnosis.not_examined) {
     value["not_examined"].push_back({{"names", missing.names}, {"text", missing.text}});
-  }
-  if (report.breaches) {
-    value["budget"] = {{"kept", report.breaches->empty()}, {"broken", Json::array()}};
-    for (const BudgetBreach& breach : *report.breaches) {
-      value["budget"]["broken"].push_back({{"condition", breach.text}, {"why", breach.why}});
-    }
   }
   return value;
 }

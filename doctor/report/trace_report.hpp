@@ -1,6 +1,5 @@
 #pragma once
 
-#include "doctor/report/budget.hpp"
 #include "doctor/rules/findings.hpp"
 
 #include <nlohmann/json_fwd.hpp>
@@ -22,7 +21,6 @@ struct TraceReport {
   std::uint64_t events = 0;
   double recorded_seconds = 0;  ///< from the first to the last record
   Diagnosis diagnosis;
-  std::optional<std::vector<BudgetBreach>> breaches;  ///< nullopt: there was no budget
   std::vector<std::string> verified;  ///< lines that compare it with the changed program of --verify
 };
 

@@ -33,7 +33,7 @@ inline constexpr auto kAllDeviceParts = std::to_array(
     {DevicePart::kernel, DevicePart::communication, DevicePart::exposed_copy, DevicePart::waiting_for_data,
      DevicePart::starting, DevicePart::launch_or_sync, DevicePart::other_idle, DevicePart::not_observed});
 inline constexpr std::size_t kDeviceParts = kAllDeviceParts.size();
-/// "kernel", "exposed_copy", ...: the names in JSON and in budgets.
+/// "kernel", "exposed_copy", ...: the names in JSON.
 [[nodiscard]] std::string_view device_part_name(DevicePart part) noexcept;
 /// The words of reports.
 [[nodiscard]] std::string_view device_part_label(DevicePart part) noexcept;

@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 import safetensors_files
+from support import run_command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -129,9 +130,30 @@ def test_the_page_on_pictures(tmp_path, monkeypatch, capsys):
 def test_the_page_on_the_doctor_makes_a_trace(tmp_path, monkeypatch):
     names = names_for_examples(tmp_path, []) | {"train": lambda batch: None}
     monkeypatch.chdir(tmp_path)
-    [program] = blocks("docs/doctor.md")
+    program, _ = blocks("docs/doctor.md")
     exec(compile(program, "docs/doctor.md", "exec"), names)
     assert "traceEvents" in json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+
+
+def test_the_page_on_the_doctor_checks_a_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, program = blocks("docs/doctor.md")
+
+    def check(*options, not_examined="same-data-again"):
+        maker = [sys.executable, "-B", ROOT / "benchmarks/make_trace.py", "trace.json.gz", *options]
+        subprocess.run(maker, check=True, capture_output=True)
+        told = run_command("doctor", "read", "trace.json.gz", "--json", "report.json")
+        assert told.returncode == 0, told.stderr
+        report = tmp_path / "report.json"
+        report.write_text(report.read_text().replace('"same-data-again"', f'"{not_examined}"'))
+        exec(compile(program, "docs/doctor.md", "exec"), {})
+
+    check()
+    for broken in (["--pageable", "--bytes", "200000"], ["--kernels", "10"], ["--kernels", "100"]):
+        with pytest.raises(AssertionError):
+            check(*broken)
+    with pytest.raises(AssertionError):
+        check(not_examined="pageable-copies")
 
 
 def test_the_page_on_scale_prints_its_table(capsys):

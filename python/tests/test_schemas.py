@@ -161,7 +161,6 @@ def test_diagnoses_of_traces(tmp_path, options, change, holds):
     make_trace(tmp_path / "trace.json", options, change)
     told = run(tmp_path, "trace.json")
     assert holds(told), told
-    assert told["budget"] is None
     check(validator("doctor.json"), told, "schema", *(["id", "severity"] if told["findings"] else []))
 
 
@@ -183,15 +182,6 @@ def test_diagnoses_of_several_traces(tmp_path):
     assert [trace["trace"] for trace in told["traces"]] == ["0.json", "1.json"]
     assert told["comparison"]
     check(validator("doctor.json"), told, "schema")
-
-
-@pytest.mark.parametrize(("line", "status"), [("no pinning", 0), ("no pageable-copies", 3)])
-def test_diagnoses_with_a_budget(tmp_path, line, status):
-    make_trace(tmp_path / "trace.json", SLOW)
-    (tmp_path / "budget.txt").write_text(line)
-    told = run(tmp_path, "--budget", "budget.txt", "trace.json", status=status)
-    assert told["budget"]["kept"] == (status == 0) == (not told["budget"]["broken"])
-    check(validator("doctor.json"), told)
 
 
 def test_names_that_are_not_text(tmp_path):
@@ -276,16 +266,6 @@ def test_diagnoses_with_a_changed_program(tmp_path, changed, holds):
     told = record(tmp_path, PROGRAM, "init", "steps=20", options=["--verify", f"{PROGRAM} init {changed}"])
     assert holds(told["verify"]), told["verify"]
     check(validator("doctor.json"), told, *(["of"] if told["verify"]["comparisons"] else []))
-
-
-@recorded
-@pytest.mark.parametrize(("word", "status"), [("pinned=20", 0), ("steps=20", 3), ("say=no", 3)])
-def test_diagnoses_of_a_program_with_a_budget(tmp_path, word, status):
-    (tmp_path / "budget.txt").write_text("no pageable-copies")
-    options = ["--budget", "budget.txt"]
-    told = record(tmp_path, PROGRAM, "init", word, options=options, status=status)
-    assert told["budget"]["kept"] == (status == 0) and bool(told["budget"]["why"]) == (word == "say=no")
-    check(validator("doctor.json"), told)
 
 
 @recorded

@@ -76,7 +76,7 @@ class CheckLayers(unittest.TestCase):
     def test_the_parts_of_the_doctor_build_on_each_other(self):
         self.accept("doctor/rules/findings.cpp", '#include "doctor/read/recording_format.hpp"')
         self.accept("doctor/rules/findings.cpp", "#include <penstock/transfer/link_profile.hpp>")
-        self.accept("doctor/report/budget.cpp", '#include "cli/shared/terminal.hpp"')
+        self.accept("doctor/report/trace_report.cpp", '#include "cli/shared/terminal.hpp"')
         self.accept("doctor/report/trace_page.cpp", '#include "core/shared/printable.hpp"')
         self.accept("cli/shared/page.cpp", '#include "page_texts.hpp"')
         self.accept("doctor/tests/findings_test.cpp", '#include "doctor/rules/findings.hpp"')

@@ -118,13 +118,6 @@ TEST_F(RankDoctor, ShowsAllTracesOnAPage) {
   EXPECT_THAT(page, AllOf(HasSubstr("a.json"), HasSubstr("b.json")));
 }
 
-TEST_F(RankDoctor, BreaksABudgetThatOneRankBreaks) {
-  write("budget.txt", "communication below 50 %\n");
-  EXPECT_EQ(examine({"--budget", path("budget.txt")}).status, 3);
-  write("budget.txt", "communication below 80 %\n");
-  EXPECT_EQ(examine({"--budget", path("budget.txt")}).status, 0);
-}
-
 TEST_F(RankDoctor, RefusesAFolderAmongTraces) {
   const CommandResult result = command_.run({"doctor", path("a.json"), command_.home().string()});
   EXPECT_EQ(result.status, 2);

@@ -1,10 +1,7 @@
 #include "cli/command.hpp"
 #include "cli/shared/terminal.hpp"
-#include "doctor/report/budget.hpp"
 #include "doctor/report/trace_report.hpp"
 #include "support/matchers.hpp"
-
-#include <penstock/core/error.hpp>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,17 +13,12 @@
 #include <map>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace penstock {
 namespace {
 
 namespace fs = std::filesystem;
-using cli::BudgetBreach;
-using cli::BudgetLine;
-using cli::check_budget;
-using cli::parse_budget;
 using nlohmann::json;
 using testing::CommandResult;
 using testing::expect_complaint;
@@ -170,7 +162,6 @@ TEST_F(TraceDoctor, WritesTheSameAsJson) {
   EXPECT_EQ(value["schema"], "penstock-trace-diagnosis/1");
   EXPECT_EQ(value["trace"], path("trace.json"));
   EXPECT_EQ(value["events"], 41);
-  EXPECT_EQ(value["budget"], nullptr);
   ASSERT_THAT(value["devices"], SizeIs(1));
   const json& device = value["devices"][0];
   EXPECT_EQ(device["steps"], 5);
@@ -237,14 +228,13 @@ TEST_F(TraceDoctor, WritesTextAndAFile) {
 }
 
 TEST_F(TraceDoctor, WritesAPageThatLoadsNothing) {
-  write("budget.txt", "no pageable-copies\n");
-  const CommandResult result = examine({"--html", path("page.html"), "--budget", path("budget.txt")});
-  ASSERT_EQ(result.status, 3) << result.errors;
+  const CommandResult result = examine({"--html", path("page.html")});
+  ASSERT_EQ(result.status, 0) << result.errors;
   const std::string page = read("page.html");
   for (const char* words :
        {"<h1>Kernels run in 57.6&nbsp;% of a step of 1.00&nbsp;ms.</h1>",
         "The most to gain is by pageable-copies: at most 402&nbsp;µs of a step, 40.2&nbsp;%.",
-        "The budget is broken. no pageable-copies", "GPU 0&nbsp;(A GPU): 5&nbsp;steps of 1.00&nbsp;ms",
+        "GPU 0&nbsp;(A GPU): 5&nbsp;steps of 1.00&nbsp;ms",
         "<i class=\"compute\" style=\"width:57.600%\">58 %</i>",
         "class=\"severity medium\">medium</span>pageable-copies",
         "<li>train.py(3): main, aten::to: 5 times, 19.1 MiB, 2.00 ms</li>",
@@ -314,13 +304,9 @@ TEST_F(TraceDoctor, WritesOneThingToStandardOutput) {
 }
 
 TEST_F(TraceDoctor, NeverWritesOverWhatItReads) {
-  write("budget.txt", "no round-trips\n");
-  for (const char* name : {"trace.json", "budget.txt", "link.json"}) {
-    for (const char* option : {"--json", "--html"}) {
-      const CommandResult result =
-          examine({"--budget", path("budget.txt"), "--profile", path("link.json"), option, path(name)});
-      expect_complaint(result, 2, "would overwrite");
-    }
+  for (const char* name : {"trace.json", "link.json"}) {
+    for (const char* option : {"--json", "--html"})
+      expect_complaint(examine({"--profile", path("link.json"), option, path(name)}), 2, "would overwrite");
   }
   expect_complaint(examine({"--html", path("a"), "--json", path("a")}), 2, "the file of --json");
   EXPECT_EQ(read("trace.json"), trace_text());
@@ -335,54 +321,6 @@ TEST_F(TraceDoctor, KeepsAnOldFileIfTheTraceIsDamaged) {
   }
 }
 
-TEST_F(TraceDoctor, EndsWithStatus3IfTheBudgetIsBroken) {
-  write("budget.txt", "# for CI\nexposed_copy below 50 %\n\nno pageable-copies  # in the step\n");
-  const CommandResult broken = examine({"--budget", path("budget.txt"), "--json", path("out.json")});
-  EXPECT_EQ(broken.status, 3) << broken.errors;
-  EXPECT_THAT(broken.output, HasSubstr("The budget is broken:\n  no pageable-copies: "));
-  EXPECT_THAT(broken.output, Not(HasSubstr("exposed_copy below")));
-  const json budget = json::parse(read("out.json"))["budget"];
-  EXPECT_EQ(budget["kept"], false);
-  EXPECT_EQ(budget["broken"][0]["condition"], "no pageable-copies");
-
-  write("budget.txt", "exposed_copy below 50 %\nstep below 1.5 ms\nno small-copies\n");
-  const CommandResult kept = examine({"--budget", path("budget.txt")});
-  EXPECT_EQ(kept.status, 0) << kept.errors;
-  EXPECT_THAT(kept.output, HasSubstr("The budget is kept.\n"));
-}
-
-TEST_F(TraceDoctor, SaysWhatIsWrongWithABudget) {
-  const std::pair<const char*, const char*> wrong[] = {
-      {"no mistakes\n", "line 1: there is no finding 'mistakes'; there are waiting-for-data, "},
-      {"\n\nfast\n", "line 3: 'fast' is not 'no FINDING', 'PART below N %' or 'step below N ms'"},
-      {"copies below 2 %\n",
-       "line 1: there is no part 'copies'; there are step, kernel, communication, exposed_copy"},
-      {"exposed_copy below two %\n", "'two' is not a number"},
-      {"exposed_copy below two%\n", "'two' is not a number"},
-      {"exposed_copy below 2\n", "is not 'no FINDING'"},
-      {"exposed_copy below %\n", "is not 'no FINDING'"},
-      {"step below 2%\n", "'%' is not ms"},
-      {"exposed_copy below -1 %\n", "'-1' is not a number from 0 to 1000000000"},
-      {"step below 1e10 ms\n", "'1e10' is not a number from 0 to 1000000000"},
-      {"no lost copies\n", "there is no finding 'lost copies'; there are waiting-for-data, "},
-      {"lost copies below 2 %\n",
-       "there is no part 'lost copies'; there are step, kernel, communication, exposed_copy"},
-      {"no\n", "is not 'no FINDING'"},
-      {"exposed_copy below nan %\n", "'nan' is not a number"},
-      {"exposed_copy below 2 ms\n", "'ms' is not %"},
-      {"step below 2 %\n", "'%' is not ms"},
-      {"exposed_copy above 2 %\n", "is not 'no FINDING'"},
-      {"# nothing\n", "has no conditions"},
-  };
-  for (const auto& [text, words] : wrong) {
-    write("budget.txt", text);
-    expect_complaint(examine({"--budget", path("budget.txt")}), 1, words);
-  }
-  expect_complaint(examine({"--budget", path("none.txt")}), 1, "none.txt cannot be read: No such file");
-  write("budget.txt", std::string(2 << 20, '#'));
-  expect_complaint(examine({"--budget", path("budget.txt")}), 1, "larger than 1 MiB");
-}
-
 TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(examine({"--loader", "train.py:loader"}), 2, "train.py:loader");
   expect_complaint(examine({"--step", "5"}), 2, "--step");
@@ -391,6 +329,9 @@ TEST_F(TraceDoctor, RefusesWrongUse) {
   expect_complaint(command_.run({"doctor", path("none.json")}), 1, "none.json cannot be read: No such file");
   write("link.json", "{}");
   expect_complaint(examine({"--profile", path("link.json")}), 1, "link.json");
+  expect_complaint(examine({"--profile", path("none.json")}), 1, "none.json cannot be read: No such file");
+  write("link.json", std::string(2 << 20, ' '));
+  expect_complaint(examine({"--profile", path("link.json")}), 1, "larger than 1 MiB");
 }
 
 TEST_F(TraceDoctor, TakesAWordForWhatToDo) {
@@ -407,10 +348,8 @@ TEST_F(TraceDoctor, TakesAWordForWhatToDo) {
                    "a program behind -- is required; see penstock doctor run --help");
   expect_complaint(command_.run({"doctor", "run", "python", "a.py"}), 2,
                    "write penstock doctor run -- python a.py; see penstock doctor run --help");
-  for (const std::string option : {"--budget", "--record"}) {
-    expect_complaint(command_.run({"doctor", "run", "--verify", "ls", option, path("x"), "--", "ls"}), 2,
-                     "--verify excludes " + option);
-  }
+  expect_complaint(command_.run({"doctor", "run", "--verify", "ls", "--record", path("x"), "--", "ls"}), 2,
+                   "--verify excludes --record");
   expect_complaint(command_.run({"doctor", "read", trace, "--record", "x"}), 2,
                    "see penstock doctor read --help");
   expect_complaint(command_.run({"doctor", "read", trace, "--", "ls"}), 2, "exclude each other");
@@ -474,13 +413,6 @@ TEST_F(TraceDoctor, FitsItsLinesIntoTheTerminal) {
   }
 }
 
-std::vector<std::string> broken(const std::string& budget, const Diagnosis& diagnosis) {
-  std::vector<std::string> list;
-  for (const BudgetBreach& breach : check_budget(parse_budget(budget, "b"), diagnosis))
-    list.push_back(breach.text);
-  return list;
-}
-
 TEST(TraceReport, SaysThatSizesOfCopiesAreNotKnown) {
   DeviceAccount account;
   account.h2d = {.count = 3, .bytes = 0, .unsized = 3, .busy = 90'000, .exposed = 90'000};
@@ -500,103 +432,6 @@ TEST(TraceReport, CountsNoCopiesWhereNoneWereRecorded) {
   EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d), "copies to the GPU a step: none");
   account.has_copies = false;
   EXPECT_EQ(cli::copies_text(account, CopyDirection::h2d), "copies to the GPU a step: not recorded");
-}
-
-TEST(Budget, IsBrokenByWhatCannotBeJudged) {
-  Diagnosis diagnosis;
-  EXPECT_THAT(broken("no pinning\nwaiting_for_data below 5 %", diagnosis), IsEmpty());
-  diagnosis.not_examined.push_back({{"pinning", "waiting_for_data"}, "It was not recorded."});
-  EXPECT_THAT(broken("no pinning\nno round-trips\nwaiting_for_data below 5 %", diagnosis),
-              ElementsAre("no pinning", "waiting_for_data below 5 %"));
-}
-
-TEST(Budget, HoldsForEachDevice) {
-  Diagnosis diagnosis;
-  for (const TraceTime exposed : {10, 30}) {
-    DeviceAccount account;
-    account.window = {0, 1000};
-    account.parts[static_cast<std::size_t>(DevicePart::exposed_copy)] = exposed;
-    diagnosis.accounts.push_back(account);
-  }
-  EXPECT_THAT(broken("exposed_copy below 3.1 %", diagnosis), IsEmpty());
-  EXPECT_THAT(broken("exposed_copy below 3 %", diagnosis), SizeIs(1));
-  EXPECT_THAT(broken("exposed_copy below 1 %", diagnosis), SizeIs(2));
-  EXPECT_THAT(broken("step below 0.001 ms", diagnosis), SizeIs(2));
-  EXPECT_THAT(broken("step below 0.0011 ms", diagnosis), IsEmpty());
-}
-
-TEST(Budget, AllowsFindingsThatAreAboutNothing) {
-  Diagnosis diagnosis;
-  diagnosis.accounts.emplace_back().window = {0, 1'000'000};
-  diagnosis.findings.emplace_back().id = "synchronizations";
-  diagnosis.findings.back().gain = {0, 19e-6};
-  EXPECT_THAT(broken("no synchronizations", diagnosis), IsEmpty());
-  diagnosis.findings.back().gain = {0, 21e-6};
-  EXPECT_THAT(broken("no synchronizations", diagnosis), SizeIs(1));
-}
-
-TEST(Budget, NamesTheGpuOfAFindingIfThereAreSeveral) {
-  Diagnosis diagnosis;
-  diagnosis.accounts.emplace_back().window = {0, 1000};
-  Finding finding;
-  finding.id = "pageable-copies";
-  finding.text = "Copies from pageable memory.";
-  diagnosis.findings.push_back(finding);
-  const auto why = [&diagnosis] {
-    std::vector<std::string> list;
-    for (const BudgetBreach& breach : check_budget(parse_budget("no pageable-copies", "b"), diagnosis))
-      list.push_back(breach.why);
-    return list;
-  };
-  diagnosis.findings.back().gain = {0, 1e-6};
-  EXPECT_THAT(why(), ElementsAre("Copies from pageable memory."));
-  diagnosis.accounts.push_back(diagnosis.accounts.back());
-  diagnosis.accounts.back().device = 1;
-  diagnosis.findings.push_back(diagnosis.findings.back());
-  diagnosis.findings.back().device = 1;
-  EXPECT_THAT(why(), ElementsAre("it is found on GPU 0. Copies from pageable memory.",
-                                 "it is found on GPU 1. Copies from pageable memory."));
-}
-
-TEST(Budget, MayBeginWithAByteOrderMark) {
-  EXPECT_EQ(parse_budget("\xEF\xBB\xBFno pinning\n", "b").at(0).text, "no pinning");
-  EXPECT_THROW((void)parse_budget("no pinning\n\xEF\xBB\xBFno round-trips\n", "b"), Error);
-}
-
-TEST(Budget, HasNoLimitBelowZero) {
-  EXPECT_NO_THROW((void)parse_budget("exposed_copy below 0 %\n", "b"));
-  EXPECT_THROW((void)parse_budget("exposed_copy below -1 %\n", "b"), Error);
-}
-
-TEST(Budget, NeedsNoSpaceBeforeAUnit) {
-  const auto budget = parse_budget("exposed_copy below 2.5%\nstep below 3ms # quick\n", "b");
-  ASSERT_THAT(budget, SizeIs(2));
-  EXPECT_EQ(budget[0].text, "exposed_copy below 2.5%");
-  EXPECT_DOUBLE_EQ(*budget[0].most, 0.025);
-  EXPECT_DOUBLE_EQ(*budget[1].most, 3e-3);
-}
-
-TEST(Budget, TakesTheNamesOfTheReport) {
-  const auto budget = parse_budget(
-      "exposed copy below 2 %\nexposed copies below 2%\nidle, waiting for data below 2 %\n"
-      "Kernels below 2 %\nno pageable copies\nno pageable_copies\nno pageable copies in the step\n",
-      "b");
-  std::vector<std::string> names;
-  names.reserve(budget.size());
-  for (const BudgetLine& line : budget) names.push_back(line.name);
-  EXPECT_THAT(names, ElementsAre("exposed_copy", "exposed_copy", "waiting_for_data", "kernel",
-                                 "pageable-copies", "pageable-copies", "pageable-copies"));
-  EXPECT_EQ(budget[2].text, "idle, waiting for data below 2 %");
-}
-
-TEST(Budget, KnowsEveryFinding) {
-  for (const std::string_view id : finding_ids()) {
-    Diagnosis diagnosis;
-    Finding finding;
-    finding.id = id;
-    diagnosis.findings.push_back(finding);
-    EXPECT_THAT(broken("no " + std::string(id), diagnosis), SizeIs(1));
-  }
 }
 
 }  // namespace

@@ -163,7 +163,6 @@ TEST_F(Verify, SaysWhatIsWrongWithTheCommand) {
   const CommandResult alone = command_.run({"doctor", "--verify", "true"});
   EXPECT_EQ(alone.status, 2);
   EXPECT_THAT(alone.errors, HasSubstr("a program behind -- is required"));
-  EXPECT_EQ(command_.run({"doctor", "--verify", "true", "--budget", "budget", "--", "true"}).status, 2);
   EXPECT_EQ(command_.run({"doctor", "--verify", "true", "--record", "run", "--", "true"}).status, 2);
   EXPECT_EQ(command_.run({"doctor", "--verify", "", "--", "true"}).status, 2);
 }
