@@ -18,6 +18,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -516,8 +517,9 @@ def main() -> None:
     parser.add_argument("--json", type=argparse.FileType("w"))
     arguments = parser.parse_args()
     if arguments.apart:
-        print(json.dumps(APART[arguments.apart][0](arguments)))
-        return
+        print(json.dumps(APART[arguments.apart][0](arguments)), flush=True)
+        # torch_memory_saver ends a process with 1 if its pool is freed outside of a region, as at Python's end.
+        os._exit(0)
     results = measure(arguments)
     if arguments.json:
         json.dump(results, arguments.json, indent=2)

@@ -70,9 +70,10 @@ def gather(build: pathlib.Path, gpus: list[str], driver: str, commit: str | None
 
 
 def text_of(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each entry of the outer levels, so that a run has hundreds of lines and not thousands."""
-    if depth > 3 or not isinstance(value, dict | list) or not value:
-        return json.dumps(value, ensure_ascii=False)
+    """JSON with a line for each entry of the outer levels that is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    if depth > 3 or not isinstance(value, dict | list) or len(text) < 100:
+        return text
     if isinstance(value, list):
         inner, ends = [text_of(each, depth + 1) for each in value], "[]"
     else:

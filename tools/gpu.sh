@@ -139,7 +139,7 @@ case "${1:-}" in
         python3 benchmarks/run.py --penstock build/release/penstock --repetitions 5 --json build/gpu-run.json || status=1
       fi
       if wants park build/gpu-park.json; then
-        python3 benchmarks/park.py --json build/gpu-park.json || status=1
+        python3 benchmarks/park.py --loop-billions 1 7 --json build/gpu-park.json || status=1
       fi
       if wants replay build/gpu-replay.json; then
         python3 benchmarks/replay.py --device cuda --rows 400000 --json build/gpu-replay.json || status=1

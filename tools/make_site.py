@@ -1,8 +1,8 @@
 """Builds the site from the pages of the repository: make_site.py PENSTOCK PACKAGES.
 
 PENSTOCK is the command, whose --help becomes a page. PACKAGES is the folder of the installed Python package, whose
-docstrings become a page. Each layer's headers become a page, too. The pages lie in build/docs/pages as they lie in the repository, so their links stay as they
-are. A link that leads nowhere, a page that is not in mkdocs.yml, and a public name without a description are errors.
+docstrings become a page. Each layer's headers become a page, too. The pages lie in build/docs/pages as they lie in the
+repository, so their links stay as they are. A link that leads nowhere, a page that is not in mkdocs.yml, and a public name without a description are errors.
 """
 
 import pathlib
@@ -43,9 +43,10 @@ def sections(command: list, level: int = 2) -> str:
 
 def headers(layer: pathlib.Path) -> str:
     """The headers of a layer without what they include and what is private: their comments are the contracts."""
+    private = r"\A(#[^\n]*\n|\n)+|\n   private:\n.*?(?=\n  };)|\n private:\n.*?(?=\n};)"
     page = f"---\nhide: [toc]\n---\n\n# C++: {layer.name}\n\n"
     for header in sorted(layer.glob("*.hpp")):
-        text = re.sub(r"\A(#[^\n]*\n|\n)+|\n private:\n.*?(?=\n};)", "", header.read_text(), flags=re.DOTALL)
+        text = re.sub(private, "", header.read_text(), flags=re.DOTALL)
         page += f"## {header.relative_to(ROOT / 'include')}\n\n```cpp\n{text}```\n\n"
     return page
 

@@ -45,7 +45,7 @@ def diagnose(
         step_seconds: The time that the consumer takes for a batch.
 
     Raises:
-        InvalidArgument: It is another kind of loader, or has no batches.
+        InvalidArgument: It is another kind of loader, or has no batches, or a number does not fit.
         ImportError: PyTorch is missing.
         Exception: What the dataset raises.
 

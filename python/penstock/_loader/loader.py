@@ -102,6 +102,7 @@ class Loader:
     Attributes:
         device, devices: Where batches go; `devices` are those of a group, or `device` and those that relay to it.
         dataset: What is fed. It has a length, and gives single samples.
+        batch_size, drop_last: As given; those of the batch sampler, if there is one.
 
     Raises:
         InvalidArgument: Arguments do not fit.

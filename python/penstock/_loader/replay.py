@@ -34,7 +34,7 @@ class ReplayBuffer:
         seed: Of the draws.
 
     Raises:
-        InvalidArgument: Fields are no numbers of NumPy.
+        InvalidArgument: Fields are no numbers of NumPy, or an argument does not fit.
         OutOfMemory: The host has less memory.
 
     Examples:

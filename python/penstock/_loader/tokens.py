@@ -61,6 +61,7 @@ def tokens(files: Any, dtype: Any = None, *, length: int, stride: int | None = N
 
     Raises:
         InvalidArgument: A file does not fit; also from the Loader, which reads it.
+        OSError: A file cannot be read, likewise.
 
     Examples:
         >>> windows = penstock.tokens(token_file, "uint16", length=128, stride=1)

@@ -281,7 +281,7 @@ def park(things: Any, where: Where = PINNED, *, skip: Skip | None = None) -> Par
 
     Raises:
         InvalidArgument: A tensor cannot be parked, and the error names it: it is in memory of another library or
-            process or of a CUDA graph, sparse, or parked already.
+            process or of a CUDA graph, sparse, or parked already. Or `where` or `skip` is none of these.
         TypeError: It is something else.
         Error: OutOfMemory if the host has no room, DeviceError, or one of a file, as in `save_safetensors`.
 
@@ -300,7 +300,7 @@ def parked(things: Any, where: Where = PINNED) -> Iterator[Parked]:
         things, where: As in `park`.
 
     Raises:
-        Error: As `park`, and at the end as `Parked.resume`.
+        Error, TypeError: As `park`, and at the end as `Parked.resume`.
 
     Examples:
         >>> with penstock.parked(model) as state:
@@ -325,6 +325,8 @@ def swap(out: Any, in_: Parked) -> Parked:
         in_: A Parked.
 
     Raises:
+        InvalidArgument: Both are the same state.
+        TypeError: `in_` is no Parked, or `out` is nothing that `park` takes.
         Error: As `park` and `Parked.resume`.
 
     Examples:
