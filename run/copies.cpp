@@ -223,8 +223,9 @@ Attempt attempt_copy(State& state, const CopyCall& call) {
   attempt.to_host = std::move(plan.to_host);
   attempt.idle = state.driver.stream_query(call.stream) == kSuccess;
   if (attempt.against) return attempt;
-  const bool reads_host = std::ranges::find(attempt.to_host, false) != attempt.to_host.end();
-  if (call.form == Form::in_stream_order && reads_host && !attempt.idle) {
+  // Whether all work that the stream waits for is done, that of the default stream, too, cannot be asked.
+  if (call.form == Form::in_stream_order &&
+      std::ranges::find(attempt.to_host, false) != attempt.to_host.end()) {
     attempt.against = Reason::form;
     return attempt;
   }

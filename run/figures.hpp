@@ -55,7 +55,7 @@ struct SizeFigures {
 };
 
 struct Figures {
-  static constexpr std::uint64_t kFormat = 0x70656e72756e0001;
+  static constexpr std::uint64_t kFormat = 0x70656e72756e0002;
 
   std::uint64_t format = kFormat;
   SizeFigures sizes[2][kSizeClasses];  ///< to the device, to the host

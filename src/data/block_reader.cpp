@@ -44,7 +44,10 @@ BlockReader::BlockReader(std::shared_ptr<const FieldReader> reader, bool past_ca
       lanes_(lanes) {
   if (!past_cache) return;
   for (Lane& lane : lanes_) lane.reads = std::make_unique<AsyncReads>();
-  if (!std::ranges::all_of(lanes_, [](const Lane& lane) { return lane.reads->are_possible(); })) return;
+  if (!std::ranges::all_of(lanes_, [](const Lane& lane) { return lane.reads->are_possible(); })) {
+    for (Lane& lane : lanes_) lane.reads.reset();  // the system has few for all processes
+    return;
+  }
   kept_ = std::make_unique<KeptSamples<std::vector<std::byte>>>(kept_bytes, reader_->sample_count());
 }
 

@@ -36,6 +36,9 @@ class GatherSource : public BatchSource {
                           PublishedItem& item) override;
   [[nodiscard]] bool may_still_write() noexcept override { return std::exchange(may_be_written_, false); }
 
+  /// The reads of batches that were begun end with the epoch.
+  void go_to(const Sampler& /*place*/) override { producer_->drop_begun(); }
+  void leave() override { producer_->drop_begun(); }
   void close(std::uint64_t handed_out) override;
   void synchronize() override { producer_->synchronize(); }
 

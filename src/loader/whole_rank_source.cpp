@@ -32,6 +32,7 @@ void WholeRankSource::fail(const std::exception_ptr& error) noexcept {
 }
 
 void WholeRankSource::go_to(const Sampler& place) {
+  GatherSource::go_to(place);
   if (!is_alone()) group_->go_to(place.state());
 }
 
