@@ -92,6 +92,7 @@ def a_run(good: bool) -> dict:
 
     fast, slow = (100.0, 50.0) if good else (50.0, 50.0)
     beside = "beside `to_device(relay=)` to the first, pinned"
+    replay = {"sampled": 50.0 if good else 1.0, "written": 1.0, "written alone": 1.0 if good else 2.0}
     return {
         "machine": "nvidia-test-x2",
         "gpus": ["NVIDIA Test", "NVIDIA Test"],
@@ -128,21 +129,13 @@ def a_run(good: bool) -> dict:
                     rows.SAVER: {"down_gbps": 1.0},
                 },
                 "held": 1.0 if good else 2.0,
-                "loop": {
-                    size: {name: {"share": 0.1, "step_s": 1.0} for name in ("penstock", "by hand")}
-                    for size in ("1 B", "7 B")
-                },
+                "loop": {size: dict.fromkeys(("penstock", "by hand"), {"share": 0.1, "step_s": 1.0}) for size in ("1 B", "7 B")},
                 "relayed": {"gbps": {"one link": 50.0, "both links": fast}},
                 "unchanged": {"again_s": 0.01, "whole_s": 0.2, "times": 20},
                 "frozen": {"again_s": 0.01, "whole_s": 0.2, "times": 20 if good else 2},
                 "swap": {"swap_s": 0.1, "one_way_s": 0.1, "times": 1.0 if good else 2},
             },
-            "replay": {
-                "gbps": {
-                    "penstock.ReplayBuffer": {"sampled": 50.0 if good else 1.0, "written": 1.0, "written alone": 1.0 if good else 2.0},
-                    "shared tensors": {"sampled": 1.0},
-                }
-            },
+            "replay": {"gbps": {"penstock.ReplayBuffer": replay, "shared tensors": {"sampled": 1.0}}},
             "pictures": of_pictures(good, rows.PILLOW, rows.NVJPEG),
             "training": of_pictures(good, rows.THERE),
             "groups": {
