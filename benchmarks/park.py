@@ -498,7 +498,6 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"{name}: {why}" for name, why in results["failed"].items())])
 
 
-# Options that a process of its own gets, too.
 PASSED_ON = ("device", "weights-gb", "baseline-gb", "repetitions", "hidden")
 
 

@@ -348,8 +348,7 @@ def replayed(part: Any) -> Cell:
 
 def kept_writing(part: Any) -> Cell:
     rates = part["gbps"]["penstock.ReplayBuffer"]
-    kept = rates["written"] / rates["written alone"]
-    return Cell(f"{rates['written']:.1f} GB/s", f"{rates['written alone']:.1f} GB/s, {kept:.0%}", kept >= 0.95)
+    return compared(rates["written"], rates["written alone"], "GB/s", 0.95)
 
 
 def pictures(way: str, beside: str, least: float | None = None) -> Callable[[Any], Cell]:

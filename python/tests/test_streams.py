@@ -43,7 +43,7 @@ def send(tree):
 
 def engine_with_room_for(count):
     """An engine whose pool has room for an array of so many bytes, and not for two."""
-    driver.set_memory(driver.device_bytes() + 3 * count)  # the pool takes half of what is free
+    driver.leave_room(3 * count)  # the pool takes half of what is free
     engine = _core.Engine("cuda:0")
     driver.set_memory(1 << 30)
     return engine
