@@ -342,8 +342,10 @@ CATCHING = """
 def test_a_dataset_that_catches_the_interrupt_does_not_go_on(tmp_path, workers):
     with start_command(tmp_path, CATCHING.replace("WORKERS", str(workers))) as process:
         assert process.stdout.readline() == "fetching\n"
+        os.killpg(process.pid, signal.SIGSTOP)  # so that both come before it ends
         os.killpg(process.pid, signal.SIGINT)
         process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGCONT)
         errors = process.communicate(timeout=60)[1]
         assert process.returncode == 130
         assert errors in (("", "caught\n") if workers == 0 else ("",)), "workers end without a word"

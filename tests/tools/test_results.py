@@ -152,13 +152,11 @@ def a_run(good: bool) -> dict:
                 },
             },
             "processes": {
-                "devices": ["cuda:0", "cuda:1"],
-                "gbps": {
+                "devices": ["cuda:0", "cuda:1"], "gbps": {
                     "raw copies": 50.0, "later epochs": 50.0 if good else 1.0,
                     "the same batches for all, once": fast,
                 },
-                "shared_bytes": 100 if good else 200, "dataset_bytes": 100,
-            },
+                "shared_bytes": 100 if good else 200, "dataset_bytes": 100},
         },
     }
 
