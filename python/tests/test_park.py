@@ -1,5 +1,6 @@
 """park, resume and swap. A host device moves tensors on the CPU as a GPU would, copies late or not."""
 
+import concurrent.futures
 import contextlib
 import copy
 import ctypes
@@ -12,7 +13,6 @@ import resource
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -590,19 +590,19 @@ def test_memory_is_pinned_beside_the_copies(home, monkeypatch, small_parts):
 
 
 def test_after_an_error_no_more_memory_is_taken(home, monkeypatch, small_parts):
-    made, failed, make_block = [], threading.Event(), _core.ParkedBlock
+    made, left, make_block = [], threading.Event(), _core.ParkedBlock
+    pool, shutdown = concurrent.futures.ThreadPoolExecutor, concurrent.futures.ThreadPoolExecutor.shutdown
 
     def block(*arguments):
         made.append(arguments)
         if len(made) > 2:
-            assert failed.wait(60)
-            time.sleep(0.01)  # the error is on its way
+            assert left.wait(60)
         return make_block(*arguments)
 
     def down(part):
-        failed.set()
         raise penstock.DeviceError("a fault")
 
+    monkeypatch.setattr(pool, "shutdown", lambda makers, **how: (left.set(), shutdown(makers, **how)))
     monkeypatch.setattr(_core, "ParkedBlock", block)
     monkeypatch.setattr(_parts.Part, "down", down)
     tensors = [torch.rand(700, device=home) for _ in range(50)]
