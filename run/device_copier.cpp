@@ -3,13 +3,12 @@
 #include "run/host_pages.hpp"
 #include "run/lanes.hpp"
 
-#include <penstock/core/bytes.hpp>
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/transfer/link_profile.hpp>
 
 #include <algorithm>
-#include <deque>
+#include <bit>
 #include <exception>
 #include <utility>
 
@@ -17,44 +16,23 @@ namespace penstock::run {
 
 namespace {
 
-constexpr std::size_t kSmallestPart = std::size_t{512} << 10;
-constexpr std::size_t kGrain = std::size_t{128} << 10;
-
-/// Parts of a copy: small ones let the link begin early, large ones cost fewer calls.
-std::size_t part_bytes(std::size_t bytes) {
-  return std::clamp(align_up(bytes / (2 * Lane::kSlots), kGrain), kSmallestPart, Lane::kSlotBytes);
+/// Pieces that threads move: small ones let the link begin early, large ones cost fewer calls. All sizes are
+/// powers of two, so that a slot holds whole pieces.
+std::size_t piece_bytes(std::size_t bytes) {
+  return std::clamp(std::bit_floor(bytes / 64), std::size_t{64} << 10, std::size_t{512} << 10);
 }
 
-/// Has the team do `parts` parts one after another, and goes on with the next before the last bytes of one
-/// are done. `open` waits until a part may begin, and opens it; `done` follows when all of its bytes are
-/// moved. After an exception of either nobody is at work any more.
-void do_parts(ChunkFiller& filler, std::size_t parts, FunctionRef<void(std::size_t)> open,
-              FunctionRef<void(std::size_t)> done) {
-  std::size_t opened = 0;
-  std::size_t ended = 0;
-  std::exception_ptr failure;
-  const auto open_next = [&] {
-    if (opened == parts || failure) return;
-    try {
-      open(opened);
-      ++opened;
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  };
-  while (ended < parts) {
-    if (opened == ended) open_next();
-    if (opened == ended) break;
-    try {
-      const std::size_t part = ended++;
-      filler.finish_first(open_next);
-      if (!failure) done(part);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+/// What is sent at a time, at least.
+std::size_t sent_bytes(std::size_t bytes) {
+  return std::clamp(std::bit_floor(bytes / 4), piece_bytes(bytes), std::size_t{1} << 20);
 }
+
+/// What is fetched at a time.
+std::size_t fetched_bytes(std::size_t bytes) {
+  return std::clamp(std::bit_floor(bytes / Lane::kSlots), piece_bytes(bytes), Lane::kSlotBytes);
+}
+
+std::size_t divide_up(std::size_t bytes, std::size_t part) { return (bytes + part - 1) / part; }
 
 }  // namespace
 
@@ -66,58 +44,73 @@ struct DeviceCopier::Engine {
                                                                         : StoreKind::cached),
         lanes(device) {}
 
-  /// The last parts may still be on their way. The source is free.
+  /// The last bytes may still be on their way. The source is free.
   void to_device(const penstock::Stream& stream, Lane& lane, std::byte* to, const std::byte* from,
                  std::size_t bytes) {
-    const std::size_t most = part_bytes(bytes);
-    std::deque<PinnedRing::Slot*> filled;
-    const auto open = [&](std::size_t part) {
-      PinnedRing::Slot& slot = lane.slots.next();
-      const std::size_t at = part * most;
-      lane.filler.open(std::min(most, bytes - at),
-                       [&slot, from, at, stores = up_stores](std::size_t begin, std::size_t count) {
-                         copy_bytes(slot.data() + begin, from + at + begin, count, stores);
-                       });
-      filled.push_back(&slot);
+    const std::size_t piece = piece_bytes(bytes);
+    const std::size_t count = divide_up(bytes, piece);
+    const std::size_t of_slot = Lane::kSlotBytes / piece;
+    const std::size_t least = sent_bytes(bytes) / piece;
+    std::size_t sent = 0;
+    std::size_t open = 0;  // slots
+    const auto step = [&](std::size_t moved) {
+      while (sent != moved && (moved - sent >= least || moved == count)) {
+        const std::size_t last = std::min(moved, (sent / of_slot + 1) * of_slot);
+        PinnedRing::Slot& slot = lane.slot(sent / of_slot);
+        const std::size_t at = sent * piece;
+        stream.copy(to + at, slot.data() + at % Lane::kSlotBytes, std::min(last * piece, bytes) - at,
+                    CopyDirection::h2d);
+        slot.sent(stream);
+        sent = last;
+      }
+      const auto is_free = [&] {
+        return (open < Lane::kSlots || sent >= (open - Lane::kSlots + 1) * of_slot) &&
+               lane.slot(open).is_free();
+      };
+      while (open * of_slot < count && is_free()) ++open;
+      return std::min(open * of_slot, count);
     };
-    const auto send = [&](std::size_t part) {
-      PinnedRing::Slot& slot = *filled.front();
-      filled.pop_front();
-      const std::size_t at = part * most;
-      stream.copy(to + at, slot.data(), std::min(most, bytes - at), CopyDirection::h2d);
-      slot.sent(stream);
-    };
-    do_parts(lane.filler, (bytes + most - 1) / most, open, send);
+    lane.mover.run(count, step, [&](std::size_t number) {
+      const std::size_t at = number * piece;
+      copy_bytes(lane.slot(number / of_slot).data() + at % Lane::kSlotBytes, from + at,
+                 std::min(piece, bytes - at), up_stores);
+    });
+    lane.turn += open;
   }
 
   /// While parts cross the link, pages are made for them, and parts before them are moved out of their slots.
   /// False if the destination cannot be written.
   bool to_host(const penstock::Stream& stream, Lane& lane, std::byte* to, const std::byte* from,
                std::size_t bytes) {
-    const std::size_t most = part_bytes(bytes);
-    const std::size_t parts = (bytes + most - 1) / most;
-    const auto slot_of = [&](std::size_t part) -> PinnedRing::Slot& {
-      return lane.slots[part % lane.slots.size()];
+    const std::size_t piece = piece_bytes(bytes);
+    const std::size_t count = divide_up(bytes, piece);
+    const std::size_t part = fetched_bytes(bytes);
+    const std::size_t parts = divide_up(bytes, part);
+    const std::size_t of_part = part / piece;
+    std::size_t fetched = 0;
+    std::size_t arrived = 0;
+    const auto fetch = [&](std::size_t end) {
+      for (; fetched < std::min(end, parts); ++fetched) {
+        PinnedRing::Slot& slot = lane.slot(fetched);
+        slot.wait();
+        const std::size_t at = fetched * part;
+        stream.copy(slot.data(), from + at, std::min(part, bytes - at), CopyDirection::d2h);
+        slot.sent(stream);
+      }
     };
-    const auto fetch = [&](std::size_t part) {
-      if (part >= parts) return;
-      PinnedRing::Slot& slot = slot_of(part);
-      slot.wait();
-      const std::size_t at = part * most;
-      stream.copy(slot.data(), from + at, std::min(most, bytes - at), CopyDirection::d2h);
-      slot.sent(stream);
-    };
-    for (std::size_t part = 0; part < lane.slots.size(); ++part) fetch(part);
+    fetch(Lane::kSlots);
     if (!make_pages_present(to, bytes, workers)) return false;
-    const auto open = [&](std::size_t part) {
-      PinnedRing::Slot& slot = slot_of(part);
-      slot.wait();
-      const std::size_t at = part * most;
-      lane.filler.open(std::min(most, bytes - at), [&slot, to, at](std::size_t begin, std::size_t count) {
-        copy_bytes(to + at + begin, slot.data() + begin, count, StoreKind::streaming);
-      });
+    const auto step = [&](std::size_t moved) {
+      fetch(moved / of_part + Lane::kSlots);
+      while (arrived < fetched && lane.slot(arrived).is_free()) ++arrived;
+      return std::min(arrived * of_part, count);
     };
-    do_parts(lane.filler, parts, open, [&](std::size_t part) { fetch(part + lane.slots.size()); });
+    lane.mover.run(count, step, [&](std::size_t number) {
+      const std::size_t at = number * piece;
+      copy_bytes(to + at, lane.slot(number / of_part).data() + at % part, std::min(piece, bytes - at),
+                 StoreKind::streaming);
+    });
+    lane.turn += parts;
     return true;
   }
 

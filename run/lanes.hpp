@@ -1,7 +1,7 @@
 #pragma once
 
-#include "core/shared/chunk_filler.hpp"
 #include "run/driver.hpp"
+#include "run/piece_mover.hpp"
 
 #include <penstock/device/device.hpp>
 #include <penstock/memory/pool.hpp>
@@ -19,14 +19,17 @@ namespace penstock::run {
 /// Pinned slots that the copies of one stream pass through, and what moves bytes into and out of them.
 struct Lane {
   Lane(const Device& device, Pool& pinned, const std::shared_ptr<HostWorkers>& workers)
-      : slots(device, pinned, kSlots, kSlotBytes),
-        filler(workers, static_cast<unsigned>(workers->threads())) {}
+      : slots(device, pinned, kSlots, kSlotBytes), mover(workers) {}
 
-  static constexpr std::size_t kSlots = 4;
-  static constexpr std::size_t kSlotBytes = std::size_t{8} << 20;
+  static constexpr std::size_t kSlots = 8;
+  static constexpr std::size_t kSlotBytes = std::size_t{4} << 20;
+
+  /// A slot of the present copy, which takes them in turn.
+  [[nodiscard]] PinnedRing::Slot& slot(std::size_t number) { return slots[(turn + number) % kSlots]; }
 
   PinnedRing slots;
-  ChunkFiller filler;                       ///< owned by the thread that has taken the lane
+  std::size_t turn = 0;                     ///< slots that the copies before have used
+  PieceMover mover;                         ///< owned by the thread that has taken the lane
   std::pair<Stream, std::thread::id> user;  ///< the stream; and whose, if it is the thread's
   bool taken = false;
 };

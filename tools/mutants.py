@@ -43,7 +43,7 @@ from mutant_trees import DoesNotCompile, Module, Tree, build, programs_of
 from removals import Removal, removals
 
 PATIENCE_S = 1800  # with tests that should pass; a mutant has a multiple of what they took
-SANITIZED = {"core", "device", "memory", "transfer", "decode", "data", "loader"}  # the layers that the preset tsan builds
+SANITIZED = {"core", "device", "memory", "transfer", "decode", "data", "loader", "run"}  # the layers that the preset tsan builds
 NO_TESTS = "its tests match none"
 OUTCOMES = ("noticed", "not noticed", "not compiled", "broken", "as listed")
 
