@@ -32,7 +32,7 @@ JUMPS = {"return_statement", "throw_statement", "raise_statement", "break_statem
 NUMBERS = {"number_literal", "integer", "float"}
 BORDERS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 OPPOSITES = {"==": "!=", "!=": "==", "is": "is not", "is not": "is", "in": "not in", "not in": "in"}
-TRUTHS = {"true": "false", "false": "true", "True": "False", "False": "True"}
+TRUTHS = {"true": "false", "false": "true", "True": "False", "False": "True", "TRUE": "FALSE", "FALSE": "TRUE"}
 LOCK = re.compile(r"\b(lock_guard|scoped_lock|unique_lock|shared_lock|Lock)\b|gil_scoped")
 ORDER = re.compile(r"memory_order(_|::)(?!relaxed)\w+")
 SPEED = re.compile(r"\.(reserve|shrink_to_fit)\([^;]*$")
