@@ -226,12 +226,15 @@ void PeerParts::start_anew(const std::string& place) {
   }
 }
 
-void PeerParts::end_if_over() noexcept {
-  bool detaches = is_over_;
+bool PeerParts::one_is(bool (ProcessBoard::*gone)(std::size_t) const noexcept) const noexcept {
   for (std::size_t rank = 0; rank < board_.size(); ++rank) {
-    detaches = detaches || board_.has_ended(rank) || board_.has_left(rank);
+    if ((board_.*gone)(rank)) return true;
   }
-  if (detaches) detach();
+  return false;
+}
+
+void PeerParts::end_if_over() noexcept {
+  if (is_over_ || one_is(&ProcessBoard::has_ended) || one_is(&ProcessBoard::has_left)) detach();
   if (is_over_) board_.leave();
 }
 
@@ -257,7 +260,7 @@ void PeerParts::leave(std::uint64_t count, std::chrono::milliseconds patience) n
   if (std::exchange(left_, true)) return;
   wait_for_others(Clock::now() + patience, [&](std::size_t rank) {
     return board_.get(rank, kTaken) >= count || !board_.trouble(rank).empty() ||
-           board_.get(rank, kGeneration) != generation_;
+           board_.get(rank, kGeneration) != generation_ || one_is(&ProcessBoard::has_ended);
   });
   detach();
   board_.leave();

@@ -80,14 +80,16 @@ class PeerParts {
   /// parts are under way.
   void end_if_over() noexcept;
   /// Waits, for at most `patience`, until the others have taken the parts of the first `count` batches, and
-  /// takes part no more. Frees the memory once the others have unmapped it, or lets it go with the process.
-  /// No work of this process is under way.
+  /// takes part no more. Once one of them has ended, the others cannot go on either: does not wait for them.
+  /// Frees the memory once the others have unmapped it, or lets it go with the process. No work of this
+  /// process is under way.
   void leave(std::uint64_t count, std::chrono::milliseconds patience) noexcept;
 
  private:
   /// kDraw has a word for each place.
   enum Word : std::size_t { kOffered, kTaken, kGeneration, kDetached, kDraw };
 
+  [[nodiscard]] bool one_is(bool (ProcessBoard::*gone)(std::size_t) const noexcept) const noexcept;
   /// Where a rank's part of a field begins in a place.
   [[nodiscard]] std::size_t offset_of(std::size_t rank, std::size_t field) const {
     return offsets_[rank][field];
