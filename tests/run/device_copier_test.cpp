@@ -32,14 +32,21 @@ class DeviceCopierTest : public ::testing::Test {
         .to = reinterpret_cast<Address>(to), .from = reinterpret_cast<Address>(from), .bytes = bytes};
     return copier_.copy(call_of(run, on), {to_host});
   }
-  /// Copies random bytes up and down, and compares them. The source changes at once.
+  /// Copies random bytes up and down, and compares them. The source changes at once. What follows on the
+  /// device stays as it is.
   void copy_both_ways(std::byte* memory, std::size_t bytes, const penstock::Stream& on, unsigned seed) {
     const std::vector<std::byte> sent = testing::random_bytes(bytes, seed);
     std::vector<std::byte> source = sent, got(bytes, std::byte{0xcd});
+    const std::size_t more = std::min(kMost - bytes, std::size_t{1} << 20);
+    if (more != 0) on.fill(memory + bytes, 0x5a, more);
     ASSERT_EQ(copy(memory, source.data(), bytes, on, false), std::nullopt);
     std::ranges::fill(source, std::byte{0xee});
     ASSERT_EQ(copy(got.data(), memory, bytes, on, true), std::nullopt);
     EXPECT_TRUE(got == sent) << bytes;
+    std::vector<std::byte> behind(more);
+    if (more != 0) on.copy(behind.data(), memory + bytes, more, CopyDirection::d2h);
+    on.synchronize();
+    EXPECT_TRUE(testing::is_filled(behind, std::byte{0x5a})) << bytes;
   }
 
   testing::FakeCuda fake_;
@@ -60,6 +67,20 @@ TEST_F(DeviceCopierTest, BringsTheBytesOfAllSizesWhileTheDeviceIsLate) {
       copy_both_ways(memory.data(), bytes, stream, random());
     }
   }
+}
+
+TEST_F(DeviceCopierTest, ACopyWaitsForTheSlotsOfThoseBefore) {
+  constexpr std::size_t kBytes = std::size_t{3} << 20, kCopies = 13;
+  const penstock::Stream stream = device_.create_stream();
+  Pool pool = make_device_pool(device_);
+  const Buffer memory = pool.allocate(kCopies * kBytes);
+  fake_.delay_work("cuMemcpyHtoDAsync", 2'000'000);
+  std::vector<std::byte> sent = testing::random_bytes(kCopies * kBytes, 3), got(sent.size());
+  for (std::size_t at = 0; at < sent.size(); at += kBytes) {
+    ASSERT_EQ(copy(memory.data() + at, sent.data() + at, kBytes, stream, false), std::nullopt);
+  }
+  ASSERT_EQ(copy(got.data(), memory.data(), sent.size(), stream, true), std::nullopt);
+  EXPECT_TRUE(got == sent);
 }
 
 TEST_F(DeviceCopierTest, ThreadsCopyOnStreamsOfTheirOwn) {
