@@ -56,6 +56,7 @@ int run_feed(const FeedOptions& options, const Environment& environment);
 struct RunOptions {
   std::vector<std::string> command;  ///< a program and its arguments
   bool library = false;              ///< print the library's path, and run nothing
+  int report = 0;                    ///< a running program: say what was taken so far, and run nothing; 0: no
   bool feed = false;                 ///< feed the batches of DataLoaders, too
   std::string json;                  ///< file, "-" for standard output, empty for none
 };

@@ -54,6 +54,18 @@ class FiguresFolder {
   fs::path path_;
 };
 
+/// The folder of a program that is running, or of one of its processes.
+fs::path figures_of(int process) {
+  std::ifstream in(fmt::format("/proc/{}/environ", process), std::ios::binary);
+  if (!in) throw Error(fmt::format("process {} is not there, or is not yours", process));
+  const std::string name = std::string(run::kFiguresVariable) + "=";
+  for (std::string variable; std::getline(in, variable, '\0');) {
+    if (variable.starts_with(name)) return variable.substr(name.size());
+  }
+  throw Error(
+      fmt::format("process {} was not started by penstock run; name the program that it runs", process));
+}
+
 /// "NAME=value", with the value that the environment has for a list of paths.
 std::string joined(const char* name, const std::string& value, bool in_front) {
   const char* const others = std::getenv(name);
@@ -126,6 +138,10 @@ int run_run(const RunOptions& options) {
   const fs::path library = find_own_library(kLibrary);
   if (options.library) {
     print(library.string() + "\n");
+    return 0;
+  }
+  if (options.report != 0) {
+    say(RunReport(figures_of(options.report), false).text());
     return 0;
   }
   if (options.command.empty())

@@ -93,6 +93,11 @@ void add_run(CLI::App& app, RunOptions& options) {
       app.add_subcommand("run", "Run a program, and make its copies of pageable memory faster");
   command->add_flag("--library", options.library,
                     "Print the path of the library that takes the copies, for LD_PRELOAD, and run nothing");
+  command
+      ->add_option("--report", options.report,
+                   "Say what was taken so far of the program that runs as this process, and run nothing")
+      ->type_name("PID")
+      ->check(CLI::PositiveNumber);
   command->add_flag("--feed", options.feed,
                     "Copy the batches of PyTorch's DataLoaders ahead of the loop, too, by penstock.feed");
   add_json(*command, options.json, "what was taken and what was passed on");

@@ -100,6 +100,18 @@ TEST_F(Run, AProgramMayEndWhileItCopies) {
   for (int i = 0; i < 5; ++i) EXPECT_GT(examine("exiting")["taken"]["calls"], 0);
 }
 
+TEST_F(Run, SaysWhileItRunsWhatWasTakenSoFar) {
+  command_.environment.emplace_back("PENSTOCK=" PENSTOCK_COMMAND);
+  EXPECT_EQ(examine("reporting")["taken"]["calls"], 1);
+  const std::string line = "took 1 copy (20.0 MiB) of 16 MiB to 64 MiB to the device";
+  const auto first = last_.errors.find(line);
+  ASSERT_NE(first, std::string::npos) << last_.errors;
+  EXPECT_NE(last_.errors.find(line, first + 1), std::string::npos) << "at the end only: " << last_.errors;
+  const std::string own = std::to_string(::getpid());
+  EXPECT_THAT(command_.run({"run", "--report", own}).errors, HasSubstr("was not started by penstock run"));
+  EXPECT_THAT(command_.run({"run", "--report", "99999999"}).errors, HasSubstr("is not there"));
+}
+
 TEST_F(Run, AKilledProgramIsReportedToo) {
   const CommandResult result = run("killed");
   EXPECT_EQ(result.status, 128 + SIGKILL);

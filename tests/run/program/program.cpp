@@ -516,6 +516,15 @@ void exiting(const Cuda& cuda) {
   std::exit(0);
 }
 
+/// Asks for the report about itself.
+void reporting(const Cuda& cuda) {
+  const Address device = cuda.allocate(kBytes);
+  Bytes data(kBytes);
+  require(cuda.up(device, data.data(), kBytes) == 0, "a copy");
+  const std::string command = "\"$PENSTOCK\" run --report " + std::to_string(::getpid());
+  require(std::system(command.c_str()) == 0, "a report");
+}
+
 void killed(const Cuda& cuda) {
   const Address device = cuda.allocate(kBytes);
   Bytes data(kBytes);
@@ -614,6 +623,7 @@ int main(int argc, char** argv) {
                                                                   {"forked", forked},
                                                                   {"exiting", exiting},
                                                                   {"killed", killed},
+                                                                  {"reporting", reporting},
                                                                   {"threads", threads},
                                                                   {"fast-driver", fast_driver},
                                                                   {"blocked-streams", blocked_streams},
