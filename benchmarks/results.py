@@ -139,13 +139,13 @@ def about(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def answers(runs: list[dict[str, Any]]) -> list[str]:
-    """The first lines of the page, of the first machine."""
+    """The first lines of the page, each of the first machine that measured it."""
     lines = []
     for row in ROWS:
         if row.answers:
-            cell = cell_of(row, runs[0]) if runs else None
-            text = "not measured" if cell is None else f"**{cell.ours}**; {row.beside}: {cell.theirs}"
-            lines.append(f"- {row.work}: {text}")
+            cells = [(cell, name_of(run)) for run in runs if (cell := cell_of(row, run)) is not None]
+            text = "".join(f"**{cell.ours}**; {row.beside}: {cell.theirs} ({name})" for cell, name in cells[:1])
+            lines.append(f"- {row.work}: {text or 'not measured'}")
     return lines
 
 
