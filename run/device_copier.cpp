@@ -16,10 +16,12 @@ namespace penstock::run {
 
 namespace {
 
+constexpr std::size_t kLargestPiece = std::size_t{512} << 10;
+
 /// Pieces that threads move: small ones let the link begin early, large ones cost fewer calls. All sizes are
 /// powers of two, so that a slot holds whole pieces.
 std::size_t piece_bytes(std::size_t bytes) {
-  return std::clamp(std::bit_floor(bytes / 64), std::size_t{64} << 10, std::size_t{512} << 10);
+  return std::clamp(std::bit_floor(bytes / 64), std::size_t{64} << 10, kLargestPiece);
 }
 
 /// What is sent at a time, at least.
@@ -70,7 +72,7 @@ struct DeviceCopier::Engine {
       while (open * of_slot < count && is_free()) ++open;
       return std::min(open * of_slot, count);
     };
-    lane.mover.run(count, step, [&](std::size_t number) {
+    lane.mover.run(count, kLargestPiece / piece, step, [&](std::size_t number) {
       const std::size_t at = number * piece;
       copy_bytes(lane.slot(number / of_slot).data() + at % Lane::kSlotBytes, from + at,
                  std::min(piece, bytes - at), up_stores);
@@ -105,7 +107,7 @@ struct DeviceCopier::Engine {
       while (arrived < fetched && lane.slot(arrived).is_free()) ++arrived;
       return std::min(arrived * of_part, count);
     };
-    lane.mover.run(count, step, [&](std::size_t number) {
+    lane.mover.run(count, kLargestPiece / piece, step, [&](std::size_t number) {
       const std::size_t at = number * piece;
       copy_bytes(to + at, lane.slot(number / of_part).data() + at % part, std::min(piece, bytes - at),
                  StoreKind::streaming);

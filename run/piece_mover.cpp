@@ -24,8 +24,9 @@ PieceMover::PieceMover(std::shared_ptr<HostWorkers> workers)
 
 PieceMover::~PieceMover() { workers_->remove(*this); }
 
-void PieceMover::run(std::size_t count, FunctionRef<std::size_t(std::size_t moved)> step,
+void PieceMover::run(std::size_t count, std::size_t at_once, FunctionRef<std::size_t(std::size_t moved)> step,
                      FunctionRef<void(std::size_t)> move) {
+  at_once_.store(at_once, std::memory_order_relaxed);
   first_ = ready_.load(std::memory_order_relaxed);
   move_ = &move;
   moved_ = std::vector<std::atomic<bool>>(count);
@@ -38,7 +39,7 @@ void PieceMover::run(std::size_t count, FunctionRef<std::size_t(std::size_t move
   } catch (...) {
     failure = std::current_exception();
     while (done_.load(std::memory_order_acquire) != ready_.load(std::memory_order_relaxed)) {
-      if (!work()) std::this_thread::yield();
+      if (!move_next()) std::this_thread::yield();
     }
   }
   workers_->work_ends();
@@ -60,7 +61,7 @@ void PieceMover::move_all(FunctionRef<std::size_t(std::size_t moved)> step) {
     }
     if (moved != before) continue;
     const std::size_t done = done_.load(std::memory_order_relaxed);
-    if (next_.load(std::memory_order_relaxed) - done < kEnough && work()) continue;
+    if (next_.load(std::memory_order_relaxed) - done < kEnough && move_next()) continue;
     const auto goes_on = [&] { return moved_[moved].load(std::memory_order_relaxed); };
     // Who moves that piece may need this processor.
     if (!spin_until(goes_on, kStepPolling)) std::this_thread::yield();
@@ -68,6 +69,13 @@ void PieceMover::move_all(FunctionRef<std::size_t(std::size_t moved)> step) {
 }
 
 bool PieceMover::work() noexcept {
+  bool worked = false;
+  for (std::size_t left = at_once_.load(std::memory_order_relaxed); left > 0 && move_next(); --left)
+    worked = true;
+  return worked;
+}
+
+bool PieceMover::move_next() noexcept {
   std::size_t piece = next_.load(std::memory_order_relaxed);
   do {
     if (piece >= ready_.load(std::memory_order_acquire)) return false;

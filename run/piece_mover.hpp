@@ -22,11 +22,12 @@ class PieceMover final : HostWorkers::Source {
   PieceMover(const PieceMover&) = delete;
   PieceMover& operator=(const PieceMover&) = delete;
 
-  /// Calls `move(i)` once for each i in [0, count), from several threads at once. It must not throw.
+  /// Calls `move(i)` once for each i in [0, count), from several threads at once. It must not throw. A worker
+  /// moves up to `at_once` pieces before it looks for other work, which costs as much as moving a small one.
   /// `step(moved)` is called by the owner again and again, the last time with `count`: the first `moved`
   /// pieces are moved. It says how many of the first pieces may be moved, which never shrinks. Blocks the
   /// host. Rethrows an exception of `step` once nobody moves a piece any more.
-  void run(std::size_t count, FunctionRef<std::size_t(std::size_t moved)> step,
+  void run(std::size_t count, std::size_t at_once, FunctionRef<std::size_t(std::size_t moved)> step,
            FunctionRef<void(std::size_t)> move);
 
  private:
@@ -34,12 +35,15 @@ class PieceMover final : HostWorkers::Source {
   bool work() noexcept override;
   [[nodiscard]] std::chrono::nanoseconds polling() const noexcept override;
 
+  /// False if all that are ready are claimed.
+  bool move_next() noexcept;
   /// The owner's part of a run.
   void move_all(FunctionRef<std::size_t(std::size_t moved)> step);
 
   const std::shared_ptr<HostWorkers> workers_;
   PollingTime polling_;  ///< between runs
   std::atomic<bool> runs_{false};
+  std::atomic<std::size_t> at_once_{1};
 
   // Of the present run. Read by who has claimed one of its pieces.
   std::size_t first_ = 0;  ///< the number of its first piece

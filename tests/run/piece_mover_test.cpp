@@ -19,7 +19,7 @@ constexpr std::size_t kPieces = 100;
 class PieceMoverTest : public ::testing::TestWithParam<unsigned> {
  protected:
   void run(FunctionRef<std::size_t(std::size_t)> step, FunctionRef<void(std::size_t)> move) {
-    mover_.run(kPieces, step, move);
+    mover_.run(kPieces, 3, step, move);
   }
 
   PieceMover mover_{std::make_shared<HostWorkers>(HostWorkersOptions{.threads = GetParam(), .on_start = {}})};
