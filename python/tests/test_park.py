@@ -78,9 +78,8 @@ def home(device, monkeypatch):
                     put_on(device, storage, bytes_of(storage))
             return found
 
-        def take_memory(storage, count):
-            take(storage, count)
-            put_on(device, storage, bytes_of(storage).fill_(170))
+        def new_memory(_, count):
+            return penstock.to_device(torch.full((count,), 170, dtype=torch.uint8), device).untyped_storage()
 
         def give_back(storage, name):
             if not _parts._is_empty(storage):
@@ -90,12 +89,12 @@ def home(device, monkeypatch):
         def block(*arguments):
             return _real_block(*arguments) if _parts._swaps_memory() else Staged(device, *arguments)
 
-        give_memory_back, take = _parts._give_memory_back, _parts._take_memory
+        give_memory_back = _parts._give_memory_back
         monkeypatch.setattr(_core, "ParkedBlock", block)
         monkeypatch.setattr(_parts, "_give_memory_back", give_back)
         monkeypatch.setattr(_parking, "engine_of", lambda _: engine)
         monkeypatch.setattr(_parking, "find_storages", find_storages)
-        monkeypatch.setattr(_parts, "_take_memory", take_memory)
+        monkeypatch.setattr(_parts, "_new_memory", new_memory)
     return place(device)
 
 
@@ -874,6 +873,103 @@ def test_modules_take_turns(home, small_parts):
     for module, right in zip(modules, expected, strict=True):
         assert same(module(x).detach(), right)
     assert bytes_held(modules) == 3 * whole
+
+
+class Turns:
+    """Three modules that are offloaded."""
+
+    def __init__(self, home):
+        if not _parts._swaps_memory():
+            pytest.skip("modules come when they are used")
+        self.modules, self._x = three(home)
+        self._expected = [module(self._x).detach().clone() for module in self.modules]
+        self.offloaded = penstock.offload(*self.modules, device=home)
+
+    def parts(self, number):
+        return self.offloaded._states[self.modules[number]]._parts
+
+    def ahead(self):
+        return [which for which in range(3) if any(part._ahead for part in self.parts(which))]
+
+    def use(self, *numbers):
+        """Which modules came ahead of their use, after each."""
+        for number in numbers:
+            assert same(self.modules[number](self._x).detach(), self._expected[number])
+            assert bytes_held(self.modules) == bytes_held(self.modules[number])  # what came ahead cannot be used yet
+            yield self.ahead()
+
+
+def test_the_next_module_comes_while_one_computes(home, small_parts):
+    turns = Turns(home)
+    assert list(turns.use(0, 1, 2, 0, 1, 2, 0)) == [[], [], [], [], [2], [0], [1]]
+    assert list(turns.use(2, 1, 0, 1)) == [[], [], [], [2]]  # another order
+    turns.offloaded.park()
+    assert turns.ahead() == [] and list(turns.use(1, 0)) == [[], [1]]
+    turns.offloaded.remove()
+    turns.offloaded.park()
+    assert bytes_held(turns.modules) == 3 * bytes_held(turns.modules[0])
+
+
+def test_memory_that_is_filled_ahead_outlives_the_copy():
+    order = []
+
+    class Memory:
+        def __del__(self):
+            order.append("freed")
+
+    class Passage:
+        def wait(self):
+            order.append("waited")
+            raise penstock.DeviceError("a fault")
+
+    _parts.Ahead({"slot": Memory()}, Passage(), None)
+    assert order == ["waited", "freed"]
+
+
+def test_a_module_that_fails_to_come_ahead_comes_when_it_is_used(home, monkeypatch, small_parts):
+    turns, new_memory = Turns(home), _parts._new_memory
+    list(turns.use(0, 1, 2, 0, 1, 2))
+    calls = itertools.count()
+
+    def full(*arguments):
+        if next(calls) == 1:  # it is there in part
+            raise penstock.OutOfMemory("CUDA out of memory")
+        return new_memory(*arguments)
+
+    monkeypatch.setattr(_parts, "_new_memory", full)
+    assert list(turns.use(0, 1)) == [[], [2]] and next(calls) > 3
+
+    class Failed:
+        def wait(self):
+            raise penstock.DeviceError("a fault")
+
+    turns.parts(2)[0]._ahead.passage = Failed()
+    with pytest.raises(penstock.DeviceError, match="a fault"):
+        list(turns.use(2))
+    assert list(turns.use(1, 2)) == [[], [0]]
+
+
+def test_what_came_ahead_on_another_stream_comes_again(home, monkeypatch, small_parts):
+    stream, taken, take_memory = ["one"], [], _parts._take_memory
+    monkeypatch.setattr(_parts, "_current_stream", lambda _: stream[0])
+    turns = Turns(home)
+    list(turns.use(0, 1, 2, 0, 1))
+    monkeypatch.setattr(_parts, "_take_memory", lambda *arguments: taken.append(take_memory(*arguments)))
+    for stream[0], count in (("one", 0), ("another", 2), ("another", 2)):
+        assert len(list(turns.use(2, 0, 1))) == 3 and len(taken) == count
+
+
+def test_a_module_comes_ahead_if_there_is_room_beside_the_most_that_was_in_use(home, monkeypatch):
+    turns, cuda = Turns(home), torch.cuda
+    list(turns.use(0, 1, 2, 0))
+    count = turns.parts(0)[0].bytes
+    turns.offloaded.device = "cuda:0"
+    for most, left, ahead in ((count, 2, [2]), (3 * count, 2, [0]), (3 * count + 1, 2, []), (0, 2, []), (0, 3, [0])):
+        monkeypatch.setattr(cuda, "max_memory_allocated", lambda _, most=most: most)
+        monkeypatch.setattr(cuda, "memory_reserved", lambda _: count)
+        monkeypatch.setattr(cuda, "mem_get_info", lambda _, left=left: (left * count, 0))
+        number = (turns.modules.index(turns.offloaded._in_use) + 1) % 3
+        assert list(turns.use(number)) == [ahead], most
 
 
 def test_a_loop_over_one_module_moves_nothing(home, monkeypatch):

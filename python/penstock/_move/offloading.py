@@ -47,6 +47,10 @@ class Offload:
         engine = engine_for(device)
         self.device = f"cuda:{engine.index}" if engine.is_cuda else "cpu"
         self._in_use: Any = None
+        self._recent: tuple[Any, Any] = (None, None)  # the last two that came
+        self._came_after: dict[tuple[Any, Any], Any] = {}
+        self._ahead: Any = None  # the module that may come next, if its bytes are on their way
+        self._seen_bytes = self._most_bytes = 0
         self._states: dict[Any, Parked] = {}
         self._from_host: set[Any] = set()
         self._hooks: list[Any] = []
@@ -68,15 +72,26 @@ class Offload:
                 return
             if module not in self._states:
                 raise InvalidArgument(f"This {type(module).__name__} is not one of those that are offloaded.")
+            room = self._room()
+            if module is not self._ahead:
+                self._give_up_ahead()
+            self._ahead = None
             if self._in_use is None:
                 self._states[module].resume()
             else:
                 swap(self._states[self._in_use], self._states[module])
             self._in_use = module
+            self._came_after[self._recent] = module
+            self._recent = (self._recent[1], module)
+            next_one = self._came_after.get(self._recent, module)
+            if next_one is not module and self._states[next_one].stats().bytes <= room:
+                self._ahead = next_one
+                self._states[next_one]._begin_resume()
 
     def park(self) -> None:
         """Park the module in use, too. Blocks until its bytes are on the host."""
         with self._lock:
+            self._give_up_ahead()
             if self._in_use is not None:
                 self._states[self._in_use].park()
                 self._in_use = None
@@ -95,7 +110,7 @@ class Offload:
                 if module in self._from_host:
                     move_(module, "cpu")
                 del self._states[module]
-            self._in_use = None
+            self._in_use = self._ahead = None
 
     def __enter__(self) -> Offload:
         return self
@@ -106,6 +121,23 @@ class Offload:
     def __repr__(self) -> str:
         in_use = "none" if self._in_use is None else f"a {type(self._in_use).__name__}"
         return f"<penstock.Offload: {in_use} of {len(self._states)} modules is on {self.device}>"
+
+    def _give_up_ahead(self) -> None:
+        if self._ahead is not None:
+            self._states[self._ahead]._give_up_resume()
+            self._ahead = None
+
+    def _room(self) -> int:
+        """Bytes of the GPU beside the most that PyTorch has had in use, without what came ahead."""
+        if self.device == "cpu":
+            return sys.maxsize
+        cuda = sys.modules["torch"].cuda
+        most = cuda.max_memory_allocated(self.device)
+        if most > self._seen_bytes:
+            self._seen_bytes = most
+            ahead = 0 if self._ahead is None else self._states[self._ahead].stats().bytes
+            self._most_bytes = max(self._most_bytes, most - ahead)
+        return cuda.memory_reserved(self.device) + cuda.mem_get_info(self.device)[0] - self._most_bytes
 
     def _add(self, module: Any, skip: Skip | None) -> None:
         if hasattr(module, "_hf_hook"):
@@ -128,9 +160,11 @@ def offload(*modules: Any, device: Any = "cuda", skip: Skip | None = None) -> Of
 
     The parts of a pipeline that do not fit on the GPU together take turns. When the `forward` of a module is called, it
     comes to the GPU and the one there leaves, in both directions of the link at once; see `swap`. It stays until
-    another is called, so a loop over one module moves nothing. At first all are parked. Inputs are yours to move.
-    Blocks until all are parked. While a module is offloaded, do not move it by other means. After an error all are
-    where they were.
+    another is called, so a loop over one module moves nothing. If the same two modules have come one after the other
+    before, the bytes of the module that came after them follow while the second computes. This is done if the GPU has
+    room for them beside the most memory that PyTorch has had in use, and with PyTorch from 2.12 on. At first all are
+    parked. Inputs are yours to move. Blocks until all are parked. While a module is offloaded, do not move it by other
+    means. After an error all are where they were.
 
     Args:
         modules: The modules. Those on the host are moved to `device` first, one after another.

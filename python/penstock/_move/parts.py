@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import concurrent.futures
+import contextlib
 import mmap
 import os
 import sys
@@ -90,6 +91,17 @@ class Slot:
         self.stamp, self._tensors = found.stamp, found.tensors if isinstance(found.stamp, tuple) else []
 
 
+class Ahead:
+    """Memory for storages, by their slots, that their bytes are on the way into. Waits at its end for the bytes."""
+
+    def __init__(self, memory: dict[Slot, Any], passage: _core.Passage, stream: Any) -> None:
+        self.memory, self.passage, self.stream = memory, passage, stream
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # what failed has ended
+            self.passage.wait()
+
+
 class Part:
     """Storages of one device that travel together, and their block on the host."""
 
@@ -99,6 +111,7 @@ class Part:
         self.host_bytes = 0
         self._where = where
         self._block: _core.ParkedBlock | None = None
+        self._ahead: Ahead | None = None
         self._file: mmap.mmap | None = None
 
     def add(self, found: Found) -> None:
@@ -138,21 +151,39 @@ class Part:
         return self.block().down(pieces)
 
     def empty(self) -> None:
-        """Frees the memory on the device. Nothing on its way may use it."""
+        """Frees the memory on the device. Nothing on its way may use it but what comes ahead, which is waited for."""
+        self._ahead = None
         for slot in self.slots:
             storage = slot.storage
             if storage is not None and not slot.is_empty:
                 slot.is_down = slot.is_empty = True  # first: an interrupt may come in between
                 _give_memory_back(storage, slot.name)
 
+    def ahead(self) -> None:
+        """Begins `up` if PyTorch swaps memory. The storages stay empty: nothing can use them before their bytes are
+        there. Raises OutOfMemory."""
+        if not _swaps_memory():
+            return
+        storages = [(slot, slot.storage) for slot in self.slots if slot.is_down]
+        memory = {slot: _new_memory(its.device, slot.bytes) for slot, its in storages if its is not None}
+        pieces = [(its.data_ptr(), slot.offset, slot.bytes) for slot, its in memory.items()]
+        self._ahead = Ahead(memory, self.block().up(pieces), _current_stream(self.engine))
+
     def up(self, group: _core.Group | None = None) -> _core.Passage:
         """Takes memory on the device, and enqueues the copy of what is in the block, over the links of the group if
         there is one. Raises OutOfMemory."""
         pieces = []
+        if self._ahead is not None and self._ahead.stream != _current_stream(self.engine):
+            self._ahead = None  # PyTorch reuses its memory without a wait for other streams
+        if self._ahead is not None:
+            self._ahead.passage.wait()
         for slot in self.slots:
             storage = slot.storage
             if storage is not None and slot.is_down:
                 slot.is_empty = False
+                if self._ahead is not None:
+                    storage._swap_data_ptr_(self._ahead.memory[slot])
+                    continue
                 _take_memory(storage, slot.bytes)
                 pieces.append((storage.data_ptr(), slot.offset, slot.bytes))
         if self._file is not None:
@@ -160,6 +191,7 @@ class Part:
         passage = self.block().up(pieces, group)
         for slot in self.slots:
             slot.is_down = False
+        self._ahead = None
         return passage
 
 
@@ -202,14 +234,24 @@ def _take_memory(storage: Any, count: int) -> None:
     if isinstance(storage, FixedStorage):
         storage.memory.take_pages()
         return
+    if _swaps_memory():
+        storage._swap_data_ptr_(_new_memory(storage.device, count))  # and the error of use
+        return
     try:
-        if not _swaps_memory():
-            storage.resize_(count)
-            return
-        memory = sys.modules["torch"].UntypedStorage(count, device=storage.device)
+        storage.resize_(count)
+    except RuntimeError as error:
+        raise allocator_out_of_memory(error) from error
+
+
+def _new_memory(device: Any, count: int) -> Any:
+    try:
+        return sys.modules["torch"].UntypedStorage(count, device=device)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         raise allocator_out_of_memory(error) from error
-    storage._swap_data_ptr_(memory)  # and the error of use, which goes with `memory`
+
+
+def _current_stream(engine: _core.Engine) -> Any:
+    return sys.modules["torch"].cuda.current_stream(engine.index) if engine.is_cuda else None
 
 
 def _swaps_memory() -> bool:
