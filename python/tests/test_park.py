@@ -432,6 +432,12 @@ def test_what_cannot_be_parked_is_named_and_nothing_is_moved(home, name):
     assert torch.equal(things[0].cpu(), torch.ones(3))
 
 
+def test_memory_of_a_region_is_refused_with_what_parks_it(home, monkeypatch):
+    monkeypatch.setattr(_parts, "_pools_of_graphs", lambda: [(0, sys.maxsize)])
+    with pytest.raises(penstock.InvalidArgument, match=r"of penstock\.memory_saver, pause the region"):
+        penstock.park(torch.ones(3, device=home))
+
+
 def test_bad_arguments():
     with pytest.raises(penstock.InvalidArgument, match="skip is 'frozen', 'unchanged' or None, not True"):
         penstock.park([], skip=True)

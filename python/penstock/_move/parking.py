@@ -275,8 +275,9 @@ def park(things: Any, where: Where = PINNED, *, skip: Skip | None = None) -> Par
 
     Their storages are copied to memory of the host and emptied; PyTorch's allocator then has the GPU's memory.
     Parameters, buffers, gradients and optimizer state stay the same objects, with their views, ties and hooks.
-    `Parked.resume()` gives each storage memory and its bytes again, at another address. Until then PyTorch, from 2.12
-    on, raises an error for what uses them. docs/park.md says more.
+    `Parked.resume()` gives each storage memory and its bytes again, at another address: for CUDA graphs, make tensors in
+    a region of `penstock.memory_saver`, and pause the region. Until the resume PyTorch, from 2.12 on, raises an error
+    for what uses them. docs/park.md says more.
 
     The copies come after the work that is queued on PyTorch's current stream; work on other streams must be done.
     Blocks until the bytes are on the host. Only one thread may use the tensors meanwhile. After an error all is as it

@@ -315,16 +315,17 @@ def refuse_fixed(found: list[Found], engines: dict[Any, _core.Engine]) -> None:
     pools = _pools_of_graphs() if found else []
     for each in found:
         storage = each.storage
-        address, why = storage.data_ptr(), None
+        address, why, instead = storage.data_ptr(), None, "Clone it."
         pool = bisect.bisect_right(pools, (address, sys.maxsize)) - 1
         if pool >= 0 and address < pools[pool][1]:
             why = "lies in the memory of a CUDA graph, or in another pool of PyTorch than the common one"
+            instead += " If it was made in a region of penstock.memory_saver, pause the region: its addresses stay."
         elif not storage.resizable() and not engines[storage.device].made(address):
             why = "lies in memory of another library or process"
         elif not storage.resizable() and not _swaps_memory():
             why = "lies in memory of penstock, which PyTorch swaps from version 2.12 on"
         if why is not None:
-            raise InvalidArgument(f"{each.name} cannot be parked: it {why}. Clone it.")
+            raise InvalidArgument(f"{each.name} cannot be parked: it {why}. {instead}")
 
 
 def _pools_of_graphs() -> list[tuple[int, int]]:
