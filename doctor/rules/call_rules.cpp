@@ -186,7 +186,8 @@ constexpr auto kCallRules = std::to_array<Rule>({
      .needs = Needs(Need::calls, Need::steady_steps),
      .find = find_pinning,
      .advice = {"allocate pinned buffers once, before the loop, and copy into them",
-                "penstock.feed(loader) keeps its pinned memory; so does penstock.to_device(batch)"},
+                "penstock.feed(loader) keeps its pinned memory; so do penstock.to_device(batch), and "
+                "penstock.park(state) for state that leaves the GPU and comes back"},
      .compiled_advice =
          Advice{"allocate pinned buffers once, before the loop", "penstock::make_pinned_pool(device)"},
      .row = {"host memory is pinned or unpinned in half of the steps after the first quarter of them. At "

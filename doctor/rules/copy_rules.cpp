@@ -416,7 +416,7 @@ std::optional<Finding> find_round_trips(const DeviceView& view) {
     finding.change = "copy into the same pinned memory each time, with non_blocking=True";
     finding.penstock_change =
         "parked = penstock.park([model, optimizer]); parked.resume(); parked.park()   or for modules by "
-        "turns: penstock.offload(a, b)";
+        "turns: penstock.offload(a, b, skip=\"frozen\")";
   }
   return finding;
 }
@@ -521,7 +521,9 @@ constexpr auto kCopyRules = std::to_array<Rule>({
     {.id = "same-data-again",
      .needs = Needs(Need::sizes, Need::contents),
      .find = find_same_data_again,
-     .advice = {"x = x.to(device) once, before the loop", "penstock.Loader(..., residency=\"auto\")"},
+     .advice = {"x = x.to(device) once, before the loop",
+                "penstock.Loader(..., residency=\"auto\"); for weights that take turns "
+                "penstock.offload(a, b, skip=\"frozen\")"},
      .compiled_advice =
          Advice{
              "copy it once, before the loop",

@@ -642,7 +642,7 @@ TEST(Findings, NameParkedStateThatIsCopiedByHand) {
     const auto finding = std::ranges::find(diagnosis.findings, "round-trips", &Finding::id);
     return finding == diagnosis.findings.end() ? "none" : finding->change + finding->penstock_change;
   };
-  EXPECT_THAT(advice(state_put_away(4)), HasSubstr("penstock.park([model, optimizer]"));
+  EXPECT_THAT(advice(state_put_away(4)), HasSubstr("offload(a, b, skip=\"frozen\")"));
   EXPECT_THAT(advice(state_put_away(3)), HasSubstr("compute it on the GPU")) << "a few results";
   EXPECT_THAT(advice(state_put_away(4, 25)), HasSubstr("penstock.park")) << "kernels for 75 of 155 us";
   EXPECT_THAT(advice(state_put_away(4, 30)), HasSubstr("compute it on the GPU"))
@@ -1214,6 +1214,7 @@ TEST(Findings, NamePinningInTheSteadyState) {
   const Finding finding = only_finding(pinning_from(0, 8));
   EXPECT_EQ(finding.id, "pinning");
   EXPECT_DOUBLE_EQ(finding.count, 1);
+  EXPECT_THAT(finding.penstock_change, HasSubstr("penstock.park(state)"));
   expect_gain(finding, 0, 115);
   EXPECT_THAT(ids(diagnose(pinning_from(0, 2))), IsEmpty());
 }
