@@ -150,7 +150,7 @@ def pinning(arguments: argparse.Namespace) -> dict[str, Any]:
     for _ in range(max(1, round(arguments.weights_gb * 1e9 / (256 << 20)))):
         blocks.append(parts.Part(engine_for(arguments.device), parts.PINNED))
         blocks[-1].host_bytes = 256 << 20
-    engine_for(arguments.device).pinned_room()
+    engine_for(arguments.device).pinned_memory()
     took = seconds(lambda: list(parts.with_blocks(blocks)))
     return {"pinned memory alone": {"down_s": took, "down_gbps": len(blocks) * (256 << 20) / took / 1e9}}
 

@@ -9,6 +9,7 @@ import gc
 import itertools
 import os
 import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -715,17 +716,26 @@ def test_a_swap_takes_no_more_memory_than_the_larger(home, monkeypatch, small_pa
     assert_as_it_was(second, before[1])
 
 
-def test_room_that_penstock_holds_counts(home, monkeypatch):
-    """Pinned memory of what was parked before serves what is parked next."""
+def test_pinned_memory_that_is_held_is_named_and_what_is_idle_counts(home, monkeypatch):
     engine = _parking.engine_of(torch.device(home))
-    parked = penstock.park(torch.rand(1 << 20, device=home))
-    left, idle = engine.pinned_room()
+    parked = penstock.park(torch.rand(1 << 25, device=home))
+    room, holders = engine.pinned_memory()
+    held = f"pinned pool of {re.escape(engine.spec)} for parked state and results has \\d"
+    assert re.search(held, holders)
+    tensor, asked = torch.ones(10, device=home), room + (1 << 30)
+
+    def large(*arguments):
+        made = _parts.make_parts(*arguments)
+        made[0].host_bytes = asked
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_parking, "make_parts", large)
+        with pytest.raises(penstock.OutOfMemory, match=f"Of pinned memory, .*{held}") as caught:
+            penstock.park(tensor)
+    assert caught.value.asked == asked > caught.value.free and tensor.sum() == 10
     del parked
-    assert engine.pinned_room() == (left + (4 << 20), idle + (4 << 20))
-    monkeypatch.setattr(_core, "free_host_memory_bytes", lambda: 0)
-    penstock.park(torch.rand(1 << 20, device=home))
-    with pytest.raises(penstock.OutOfMemory):
-        penstock.park(torch.empty(engine.pinned_room()[1] + 1, dtype=torch.uint8, device=home))
+    assert engine.pinned_memory()[0] > room + (1 << 26)
 
 
 def test_a_forked_process_does_not_resume(home):

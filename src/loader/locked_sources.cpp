@@ -47,7 +47,7 @@ const std::byte* reached(const Device& device, const std::byte* locked) {
 /// Pinned memory; empty if there is none.
 Buffer pinned_memory(const Device& device, std::size_t bytes) {
   try {
-    return make_pinned_pool(device, {.segment_bytes = bytes}).allocate(bytes);
+    return make_pinned_pool(device, {.segment_bytes = bytes, .purpose = "a loader"}).allocate(bytes);
   } catch (const OutOfMemory&) {
     return {};
   } catch (const Unsupported&) {

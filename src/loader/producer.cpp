@@ -47,7 +47,8 @@ Producer::Producer(FeedContext context, const DeviceRing& ring, Pool& device_mem
               .link_rate = context_.link_rate}),
       pinned_(make_pinned_pool(
           context_.device,
-          {.segment_bytes = staging_count(context_.plan, prefetch_depth) * staging_bytes(context_.plan)})),
+          {.segment_bytes = staging_count(context_.plan, prefetch_depth) * staging_bytes(context_.plan),
+           .purpose = "a loader"})),
       staging_(context_.device, pinned_, staging_count(context_.plan, prefetch_depth),
                staging_bytes(context_.plan)),
       ends_(most_under_way(prefetch_depth)) {

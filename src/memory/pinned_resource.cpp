@@ -29,7 +29,6 @@ void* PinnedResource::allocate(std::size_t bytes, std::size_t) {
   try {
     const std::lock_guard lock(mutex_);
     pages_.emplace(data, pages);
-    locked_bytes_ += pages.bytes;
   } catch (...) {
     give_back(data, pages);
     throw;
@@ -38,20 +37,10 @@ void* PinnedResource::allocate(std::size_t bytes, std::size_t) {
 }
 
 void PinnedResource::deallocate(void* data, std::size_t, std::size_t) noexcept {
-  Pages pages;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto entry = pages_.find(data);
-    pages = entry->second;
-    pages_.erase(entry);
-    locked_bytes_ -= pages.bytes;
-  }
+  std::unique_lock lock(mutex_);
+  const Pages pages = pages_.extract(data).mapped();
+  lock.unlock();
   give_back(data, pages);
-}
-
-std::size_t PinnedResource::locked_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return locked_bytes_;
 }
 
 // The whole mapping is one registration: the driver refuses a copy that crosses from one into another.
@@ -59,12 +48,12 @@ void* PinnedResource::map_and_register(std::size_t bytes) {
   const int node = device_.info().numa_node;
   void* const data = map_host_pages(bytes);
   if (data == nullptr) {
-    throw OutOfMemory("host memory", bytes, locked_bytes(), 0, "The kernel refuses to map that much.");
+    throw OutOfMemory("host memory", bytes, 0, 0, "The kernel refuses to map that much.");
   }
   try {
     bind_memory_to_node(data, bytes, node);
     if (!touch_host_pages(data, bytes, workers_ ? *workers_ : *device_.host_workers())) {
-      throw OutOfMemory("host memory", bytes, locked_bytes(), 0,
+      throw OutOfMemory("host memory", bytes, 0, 0,
                         "The machine, or this process's control group, has no pages left.");
     }
     device_.register_host(data, bytes, false);
@@ -83,7 +72,7 @@ void* PinnedResource::from_driver(std::size_t bytes, const char* why) {
     reason = refused.what();
   }
   throw OutOfMemory(
-      fmt::format("pinned memory for {}", device_.info().spec), bytes, locked_bytes(), 0,
+      fmt::format("pinned memory for {}", device_.info().spec), bytes, 0, 0,
       fmt::format("Locking pages was refused ({}), and so was the driver's own allocation ({}). Raise the "
                   "limit of locked memory (`ulimit -l`), or ask for less.",
                   why, reason));

@@ -20,9 +20,6 @@ class PinnedResource final : public MemoryResource {
   void deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept override;
   [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::pinned; }
 
-  /// Bytes locked now, whole pages.
-  [[nodiscard]] std::size_t locked_bytes() const;
-
  private:
   enum class Origin { registered, driver };
   struct Pages {
@@ -36,9 +33,8 @@ class PinnedResource final : public MemoryResource {
 
   Device device_;
   std::shared_ptr<HostWorkers> workers_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::map<void*, Pages> pages_;
-  std::size_t locked_bytes_ = 0;
 };
 
 }  // namespace penstock

@@ -48,7 +48,8 @@ void Buffer::release_after(const Stream& stream) {
 }
 
 Pool::Pool(Device device, std::shared_ptr<MemoryResource> upstream, PoolOptions options, std::string name)
-    : state_(PoolState::create(std::move(device), std::move(upstream), options, std::move(name))) {}
+    : state_(PoolState::create(std::move(device), std::move(upstream), std::move(options), std::move(name))) {
+}
 
 Pool::~Pool() = default;
 Pool::Pool(Pool&&) noexcept = default;
@@ -63,11 +64,14 @@ const Device& Pool::device() const noexcept { return state_->device(); }
 
 Pool make_pinned_pool(const Device& device, PoolOptions options) {
   return Pool(device, std::make_shared<PinnedResource>(device, options.workers), options,
-              fmt::format("pinned pool of {}", device.info().spec));
+              fmt::format("pinned pool of {}{}{}", device.info().spec, options.purpose.empty() ? "" : " for ",
+                          options.purpose));
 }
 
+PinnedMemory pinned_memory() { return PoolState::pinned_memory(); }
+
 Pool make_device_pool(const Device& device, PoolOptions options) {
-  return Pool(device, std::make_shared<DeviceResource>(device), options,
+  return Pool(device, std::make_shared<DeviceResource>(device), std::move(options),
               fmt::format("device pool of {}", device.info().spec));
 }
 

@@ -7,11 +7,15 @@
 #include <penstock/device/topology.hpp>
 
 #include <fmt/format.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstddef>
 #include <limits>
+#include <new>
+#include <set>
 #include <utility>
 
 namespace penstock {
@@ -36,7 +40,40 @@ PoolOptions checked(PoolOptions options, const Device& device, MemoryKind kind) 
   return options;
 }
 
+/// The pinned pools of this process. A forked child begins with none, and with a lock that nobody holds.
+/// Never destroyed: pools may outlive statics.
+struct PinnedPools {
+  std::mutex mutex;  // taken before a pool's
+  std::set<PoolState*> all;
+};
+alignas(PinnedPools) std::byte pinned_pools_memory[sizeof(PinnedPools)];
+PinnedPools& pinned_pools = *new (pinned_pools_memory) PinnedPools;
+[[maybe_unused]] const int registered =
+    pthread_atfork(nullptr, nullptr, [] { new (pinned_pools_memory) PinnedPools; });
+
 }  // namespace
+
+std::size_t left_to_pin(std::size_t held, std::size_t memory, std::size_t available) noexcept {
+  return std::min(memory / 2 - std::min(held, memory / 2), available);
+}
+
+PinnedMemory PoolState::pinned_memory(std::size_t arriving) {
+  PinnedMemory now;
+  const std::size_t available = free_host_memory();
+  const std::lock_guard all(pinned_pools.mutex);
+  for (const PoolState* pool : pinned_pools.all) {
+    const Lock lock(pool->mutex_);
+    const std::size_t has = pool->statistics_.reserved_bytes;
+    now.held_bytes += has + pool->arriving_bytes_;
+    now.idle_bytes += pool->arena_.idle_bytes();
+    if (has > 0)
+      now.holders +=
+          fmt::format("{}{} has {}", now.holders.empty() ? "" : ", ", pool->name_, format_bytes(has));
+  }
+  now.held_bytes -= arriving;
+  now.free_bytes = left_to_pin(now.held_bytes, host_topology().memory_bytes, available);
+  return now;
+}
 
 std::shared_ptr<PoolState> PoolState::create(Device device, std::shared_ptr<MemoryResource> upstream,
                                              PoolOptions options, std::string name) {
@@ -50,13 +87,23 @@ std::shared_ptr<PoolState> PoolState::create(Device device, std::shared_ptr<Memo
 
 PoolState::PoolState(Device device, std::shared_ptr<MemoryResource> upstream, PoolOptions options,
                      std::string name)
-    : device_(std::move(device)), upstream_(std::move(upstream)), options_(options), name_(std::move(name)) {
+    : device_(std::move(device)),
+      upstream_(std::move(upstream)),
+      options_(std::move(options)),
+      name_(std::move(name)) {
   statistics_.budget_bytes = options_.budget_bytes;
+  if (kind() != MemoryKind::pinned) return;
+  const std::lock_guard lock(pinned_pools.mutex);
+  pinned_pools.all.insert(this);
 }
 
 // Memory whose last work cannot be waited for is leaked: the device might still write to it after it was
 // unmapped or given to somebody else.
 PoolState::~PoolState() {
+  {
+    const std::lock_guard lock(pinned_pools.mutex);
+    pinned_pools.all.erase(this);
+  }
   for (Release& release : pending_) {
     const bool done = wait_quietly([&] { release.event.synchronize(); });
     if (done) {
@@ -320,7 +367,7 @@ Segment PoolState::new_segment(std::size_t need, std::size_t bytes) {
     try {
       return take_from_upstream(ask);
     } catch (const OutOfMemory&) {
-      if (return_idle(kEverything) == 0 && ask == need) throw;
+      if (return_all_idle() == 0 && ask == need) throw;
     }
     ask_for(need);
     return take_from_upstream(need);
@@ -349,6 +396,17 @@ std::size_t PoolState::make_room(std::size_t need, std::size_t bytes) {
 }
 
 Segment PoolState::take_from_upstream(std::size_t bytes) {
+  if (kind() == MemoryKind::pinned) {
+    const PinnedMemory now = pinned_memory(bytes);
+    if (bytes > now.free_bytes) {
+      throw OutOfMemory(
+          "the process's pinned memory", bytes, now.held_bytes, now.free_bytes,
+          fmt::format(
+              "It takes at most half of the memory of the machine or container, and what is free there. "
+              "Free memory, raise the container's limit, or ask for less. {}",
+              now.holders));
+    }
+  }
   const auto begin = std::chrono::steady_clock::now();
   auto* data = static_cast<std::byte*>(upstream_->allocate(bytes, options_.alignment));
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
@@ -372,6 +430,14 @@ std::size_t PoolState::return_idle(std::size_t bytes) noexcept {
     upstream_->deallocate(idle->data, idle->bytes, options_.alignment);
     total += idle->bytes;
   }
+  return total;
+}
+
+std::size_t PoolState::return_all_idle() noexcept {
+  std::size_t total = return_idle(kEverything);
+  if (kind() != MemoryKind::pinned) return total;
+  const std::lock_guard lock(pinned_pools.mutex);
+  for (PoolState* pool : pinned_pools.all) total += pool->return_idle(kEverything);
   return total;
 }
 

@@ -18,6 +18,10 @@
 
 namespace penstock {
 
+/// What a process that has locked `held` bytes may still lock: up to half of the `memory` of the machine or
+/// container, of the `available` bytes.
+[[nodiscard]] std::size_t left_to_pin(std::size_t held, std::size_t memory, std::size_t available) noexcept;
+
 /// The state that a Pool and its buffers share. It has two locks. `mutex_` guards the bookkeeping and is
 /// never held across a call to upstream. A thread that asks upstream for a segment that others may share
 /// holds `growing_`, so that they wait for it. `growing_` is taken first. Larger buffers have segments of
@@ -39,6 +43,9 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   [[nodiscard]] PoolStatistics statistics() const;
   [[nodiscard]] MemoryKind kind() const noexcept { return upstream_->kind(); }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
+
+  /// Of all pinned pools, without `arriving` bytes of a segment that is being made.
+  [[nodiscard]] static PinnedMemory pinned_memory(std::size_t arriving = 0);
 
   void release(std::byte* data) noexcept;
   void release_after(std::byte* data, const Stream& stream);
@@ -83,6 +90,8 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   [[nodiscard]] std::size_t make_room(std::size_t need, std::size_t bytes);
   [[nodiscard]] Segment take_from_upstream(std::size_t bytes);
   std::size_t return_idle(std::size_t bytes) noexcept;
+  /// All of this pool's, and if it is pinned of all that share its limit.
+  std::size_t return_all_idle() noexcept;
 
   Device device_;
   std::shared_ptr<MemoryResource> upstream_;

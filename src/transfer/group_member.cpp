@@ -41,7 +41,7 @@ GroupMember::GroupMember(Device device, GroupMemberOptions options)
       workers_(device_.host_workers()),
       threads_(std::clamp(options.threads, 1u, static_cast<unsigned>(workers_->threads()))),
       events_(std::make_shared<EventPool>(device_)),
-      pinned_(make_pinned_pool(device_, {.segment_bytes = kMemberSegment})),
+      pinned_(make_pinned_pool(device_, {.segment_bytes = kMemberSegment, .purpose = "relays"})),
       memory_(make_device_pool(device_, {.segment_bytes = kMemberSegment})),
       link_(device_.create_stream()),
       push_(device_.create_stream()),

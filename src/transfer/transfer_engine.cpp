@@ -106,8 +106,10 @@ class TransferEngineImpl {
         fill_threads_(choose_fill_threads(*workers_, options, device_.info().tuning, threads_)),
         events_(std::make_shared<EventPool>(device_)),
         timed_events_(std::make_shared<EventPool>(device_, EventTiming::on)),
-        pinned_(std::make_shared<Pool>(make_pinned_pool(
-            device_, {.segment_bytes = pinned_segment(device_.info().tuning), .workers = workers_}))),
+        pinned_(std::make_shared<Pool>(
+            make_pinned_pool(device_, {.segment_bytes = pinned_segment(device_.info().tuning),
+                                       .workers = workers_,
+                                       .purpose = "staging"}))),
         scratch_(std::make_shared<Pool>(make_device_pool(device_, {.segment_bytes = kScratchSegment}))),
         free_(device_, workers_, pinned_, scratch_, events_, threads_, fill_threads_, options, profile_),
         ordered_(device_, workers_, pinned_, scratch_, events_, threads_, fill_threads_, options, profile_) {}

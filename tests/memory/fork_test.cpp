@@ -49,7 +49,8 @@ TEST_P(ForkTest, AChildLetsGoOfEverythingQuietly) {
   std::optional<Registration> registration(std::in_place, device(), memory.page(0), memory.bytes());
 
   EXPECT_TRUE(succeeds_in_child([&] {
-    const bool told = says_forked([&] { static_cast<void>(pinned->allocate(1)); }) &&
+    const bool told = pinned_memory().held_bytes == 0 &&
+                      says_forked([&] { static_cast<void>(pinned->allocate(1)); }) &&
                       says_forked([&] { static_cast<void>(pinned->allocate_wait(1)); }) &&
                       says_forked([&] { pinned->reserve(1); }) &&
                       says_forked([&] { static_cast<void>(on_device->statistics()); }) &&
@@ -106,12 +107,14 @@ TEST_P(ForkTest, AChildIsNotCaughtInALockThatAnotherThreadHeld) {
   std::thread hammer([&] {
     while (!stop) {
       Buffer buffer = pool->allocate(5000);
+      static_cast<void>(pinned_memory());
       const Registration registration(device(), memory.page(0), 1);
     }
   });
   for (int i = 0; i < 10; ++i) {
     EXPECT_TRUE(succeeds_in_child([&] {
-      const bool told = says_forked([&] { static_cast<void>(pool->allocate(1)); }) &&
+      const bool told = pinned_memory().held_bytes == 0 &&
+                        says_forked([&] { static_cast<void>(pool->allocate(1)); }) &&
                         says_forked([&] { const Registration another(device(), memory.page(0), 1); });
       kept.release();
       pool.reset();

@@ -2,7 +2,9 @@
 #include "memory/device_resource.hpp"
 #include "memory/host_pages.hpp"
 #include "memory/pinned_resource.hpp"
+#include "memory/pool_state.hpp"
 #include "support/faulty_backend.hpp"
+#include "support/resources.hpp"
 
 #include <penstock/core/bytes.hpp>
 #include <penstock/core/error.hpp>
@@ -15,6 +17,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -23,6 +26,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -118,14 +122,12 @@ TEST_P(ResourceTest, PinnedMemoryIsOneRegistrationThatTheDeviceKnows) {
     auto* const data = static_cast<std::byte*>(resource.allocate(bytes, 4096));
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % 4096, 0u);
     EXPECT_EQ(backend_->live().registrations, 1u);
-    EXPECT_EQ(resource.locked_bytes(), align_up(bytes, page_bytes()));
     EXPECT_EQ(device().kind_of(data), MemoryKind::pinned);
     EXPECT_EQ(device().kind_of(data + bytes - 1), MemoryKind::pinned);
     std::memset(data, 0x44, bytes);
     resource.deallocate(data, bytes, 4096);
     EXPECT_EQ(device().kind_of(data), MemoryKind::pageable);
     EXPECT_EQ(backend_->live(), testing::LiveHandles{});
-    EXPECT_EQ(resource.locked_bytes(), 0u);
   }
 }
 
@@ -157,7 +159,6 @@ TEST_P(ResourceTest, WhereBothAreRefusedTheErrorSaysWhatToDo) {
     EXPECT_THAT(error.what(), HasSubstr("the kernel does not want to"));
   }
   EXPECT_EQ(backend_->live(), testing::LiveHandles{});
-  EXPECT_EQ(resource.locked_bytes(), 0u);
 }
 
 TEST_P(ResourceTest, AFailingDriverLeavesNothingMapped) {
@@ -240,6 +241,64 @@ TEST_P(ResourceTest, PoolsGiveEverythingBack) {
     b.release_after(stream);
   }
   EXPECT_EQ(backend_->live(), testing::LiveHandles{});
+}
+
+/// Addresses without memory, that counts as pinned.
+class NoMemory final : public MemoryResource {
+ public:
+  void* allocate(std::size_t bytes, std::size_t) override {
+    return std::bit_cast<void*>(std::exchange(next_, next_ + bytes));
+  }
+  void deallocate(void*, std::size_t, std::size_t) noexcept override {}
+  [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::pinned; }
+
+ private:
+  std::uintptr_t next_ = kGiB;
+};
+
+Pool pinned_pool(const std::shared_ptr<MemoryResource>& memory, std::string name) {
+  return Pool(Device::open("host"), memory,
+              {.budget_bytes = host_topology().memory_bytes, .segment_bytes = kMiB}, std::move(name));
+}
+
+TEST(PinnedMemoryTest, AllPinnedPoolsOfTheProcessShareALimit) {
+  EXPECT_EQ(left_to_pin(20, 100, 100), 30u);
+  EXPECT_EQ(left_to_pin(20, 100, 10), 10u);
+  EXPECT_EQ(left_to_pin(60, 100, 100), 0u);
+  const auto memory = std::make_shared<NoMemory>();
+  const std::size_t half = host_topology().memory_bytes / 2;
+  const PinnedMemory before = pinned_memory();
+  {
+    Pool first = pinned_pool(memory, "a first pool");
+    Pool second = pinned_pool(memory, "a second pool");
+    const Buffer small = first.allocate(kMiB);
+    const Buffer large = second.allocate(before.free_bytes / 5 * 3 / kMiB * kMiB);
+    EXPECT_EQ(pinned_memory().held_bytes, before.held_bytes + small.size() + large.size());
+    try {
+      static_cast<void>(second.allocate(half));
+      FAIL();
+    } catch (const OutOfMemory& error) {
+      EXPECT_EQ(error.asked(), half);
+      EXPECT_EQ(error.used(), pinned_memory().held_bytes);
+      EXPECT_THAT(error.what(), HasSubstr("a first pool has 1 MiB"));
+      EXPECT_THAT(error.what(), HasSubstr("a second pool has " + format_bytes(large.size())));
+    }
+  }
+  EXPECT_EQ(pinned_memory().held_bytes, before.held_bytes);
+}
+
+TEST(PinnedMemoryTest, WhatOnePoolHoldsForLaterServesAnother) {
+  const auto memory = std::make_shared<NoMemory>();
+  const auto hooked = std::make_shared<testing::HookedResource>(memory);
+  Pool first = pinned_pool(memory, "a first pool");
+  Pool second = pinned_pool(hooked, "a second pool");
+  const std::size_t idle = pinned_memory().idle_bytes;
+  static_cast<void>(first.allocate(2 * kMiB));
+  EXPECT_EQ(pinned_memory().idle_bytes, idle + 2 * kMiB);
+  hooked->before_allocate = [&](std::size_t bytes) {
+    if (first.statistics().reserved_bytes > 0) throw OutOfMemory("the host", bytes, 0, 0);
+  };
+  EXPECT_EQ(second.allocate(kMiB).size(), kMiB);
 }
 
 TEST(HostLimitTest, ALockLimitSendsThePinnedPoolToTheDriver) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace penstock {
 
@@ -20,6 +21,8 @@ struct PoolOptions {
   std::size_t alignment = 256;
   /// The team of threads that touch new pinned pages, with the caller. Null: the device's.
   std::shared_ptr<HostWorkers> workers = nullptr;
+  /// What a pinned pool is for, in errors: "staging". A literal.
+  std::string_view purpose = "";
 };
 
 /// What a pool did and has. Bytes are exact at the moment of the call; counts run from construction.
@@ -68,8 +71,20 @@ class Pool {
 
 /// Pinned host memory on the device's NUMA node. Huge pages are mapped, touched by several threads and
 /// registered, in a fraction of the time that the driver's allocator takes. If registering is refused, the
-/// driver's allocator is used. A forked child does not have the memory mapped.
+/// driver's allocator is used. A forked child does not have the memory mapped. Besides its own budget it
+/// keeps that of pinned_memory(): if that is short, all pinned pools first give segments without buffers
+/// back.
 [[nodiscard]] Pool make_pinned_pool(const Device& device, PoolOptions options = {});
+
+/// What the pinned pools of this process have together: for parked state, results, staging, loaders, relays.
+struct PinnedMemory {
+  std::size_t held_bytes = 0;
+  std::size_t idle_bytes = 0;  ///< of these, in segments without buffers
+  std::size_t free_bytes = 0;  ///< up to half of the machine's or container's memory, of what is free there
+  std::string holders;         ///< "pinned pool of cuda:0 for staging has 48 MiB, ..."
+};
+/// Thread-safe. Reads files of the kernel.
+[[nodiscard]] PinnedMemory pinned_memory();
 
 /// Device memory from the driver.
 [[nodiscard]] Pool make_device_pool(const Device& device, PoolOptions options = {});

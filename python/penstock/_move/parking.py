@@ -275,9 +275,9 @@ def park(things: Any, where: Where = PINNED, *, skip: Skip | None = None) -> Par
 
     Their storages are copied to memory of the host and emptied; PyTorch's allocator then has the GPU's memory.
     Parameters, buffers, gradients and optimizer state stay the same objects, with their views, ties and hooks.
-    `Parked.resume()` gives each storage memory and its bytes again, at another address: for CUDA graphs, make tensors in
-    a region of `penstock.memory_saver`, and pause the region. Until the resume PyTorch, from 2.12 on, raises an error
-    for what uses them. docs/park.md says more.
+    `Parked.resume()` gives each storage memory and its bytes again, at another address. If CUDA graphs are to replay,
+    make the tensors in a region of `penstock.memory_saver`, and pause the region instead. Until the resume PyTorch,
+    from 2.12 on, raises an error for what uses them. docs/park.md says more.
 
     The copies come after the work that is queued on PyTorch's current stream; work on other streams must be done.
     Blocks until the bytes are on the host. Only one thread may use the tensors meanwhile. After an error all is as it
@@ -408,15 +408,17 @@ def _refuse_without_room(parts: list[Part], where: str) -> None:
         for part in parts:
             part.block()  # takes the room
         return
-    asked, free = sum(part.host_bytes for part in parts), _core.free_host_memory_bytes()
+    asked, free, pinned = sum(part.host_bytes for part in parts), _core.free_host_memory_bytes(), ""
     if where == PINNED:
-        rooms = [engine.pinned_room() for engine in {part.engine.spec: part.engine for part in parts}.values()]
-        free = min(sum(left for left, _ in rooms), free + sum(idle for _, idle in rooms))
+        for engine in {part.engine for part in parts}:
+            free, holders = engine.pinned_memory()
+            pinned = f" Of pinned memory, {holders}." if holders else ""
     if asked <= free:
         return
     refused = out_of_memory(
         f"{asked} bytes are to be parked, and penstock may take {free} more of the host. Nothing was moved. Free "
         "memory there, raise the container's limit, or park less: docs/memory.md says how much may be taken in all."
+        + pinned
     )
     refused.asked, refused.free = asked, free
     raise refused

@@ -104,15 +104,17 @@ std::shared_ptr<Storage> Engine::allocate_pinned(std::size_t bytes) {
   return std::make_shared<PinnedStorage>(pinned_pool().allocate(std::max(bytes, kAlignment)), returned_);
 }
 
-std::pair<std::size_t, std::size_t> Engine::pinned_room() {
+PinnedMemory Engine::pinned_memory() {
   refuse_fork();
   const Unlocked unlocked;
-  const PoolStatistics pool = pinned_pool().statistics();
-  return {pool.budget_bytes - pool.used_bytes, pool.reserved_bytes - pool.used_bytes};
+  static_cast<void>(pinned_pool());
+  return penstock::pinned_memory();
 }
 
 Pool& Engine::pinned_pool() {
-  std::call_once(pinned_made_, [this] { pinned_.emplace(make_pinned_pool(device_)); });
+  std::call_once(pinned_made_, [this] {
+    pinned_.emplace(make_pinned_pool(device_, {.purpose = "parked state and results"}));
+  });
   std::vector<Buffer> idle;
   {
     const std::lock_guard lock(returned_->mutex);

@@ -65,8 +65,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
                                                           std::size_t alignment = 64) const;
   /// Locked memory of the host for this device, from a pool of its own. Blocks the host. Throws OutOfMemory.
   [[nodiscard]] std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
-  /// What that pool's budget leaves, and bytes that it holds for later.
-  [[nodiscard]] std::pair<std::size_t, std::size_t> pinned_room();
+  /// Of the process, once that pool has got back what was returned.
+  [[nodiscard]] PinnedMemory pinned_memory();
 
   /// Releases the memory of finished transfers. Does not block.
   void reap();

@@ -31,8 +31,13 @@ void bind_engine(nb::module_& module) {
                        : std::pair(0.0, 0.0);
           },
           "The link's measured bytes per second, from the device and to it; 0 if nobody has measured it.")
-      .def("pinned_room", &Engine::pinned_room,
-           "What the budget of its pinned pool leaves, and bytes that the pool holds for later.")
+      .def(
+          "pinned_memory",
+          [](Engine& self) {
+            const PinnedMemory now = self.pinned_memory();
+            return std::pair(now.free_bytes + now.idle_bytes, now.holders);
+          },
+          "Bytes that the process may pin, with those that pools hold for later; and who holds how much.")
       .def(
           "made",
           [](const Engine& self, std::uintptr_t address) {
