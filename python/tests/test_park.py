@@ -239,7 +239,7 @@ def test_older_pytorch_empties_storages_by_their_size(home, monkeypatch, small_p
     assert_as_it_was(first, before[0])
 
 
-def test_a_second_park_and_a_second_resume(home):
+def test_a_second_park_and_a_second_resume(home, small_parts):
     things = trained(home)
     before = seen(things)
     parked = penstock.park(things)
@@ -248,16 +248,8 @@ def test_a_second_park_and_a_second_resume(home):
         penstock.InvalidArgument, match=r"\[0\]\.\w+\.?\w* cannot be parked: it has no memory. It is par"
     ):
         penstock.park(things)
-    parked.resume()
-    parked.resume()
-    assert_as_it_was(things, before)
-
-
-def test_a_resume_in_another_thread(home, small_parts):
-    things = trained(home)
-    before = seen(things)
-    parked = penstock.park(things)
     run_in_threads(parked.resume, 3)
+    parked.resume()
     assert_as_it_was(things, before)
 
 
@@ -668,14 +660,17 @@ def test_a_folder_that_may_not_be_written(home, monkeypatch):
 PARKS = """
 import pathlib, sys, torch, penstock
 from penstock._engines import engine_for
-from penstock._move import parking
-device, folder = sys.argv[1:]
+from penstock._move import parking, parts
+device, *folder = sys.argv[1:]
 if not device.startswith("cuda"):
     parking.engine_of = lambda _: engine_for(device)
+    parts._new_memory = lambda _, count: penstock.to_device(torch.empty(count // 4), device).untyped_storage()
 tensor = torch.rand(8 << 20)
 tensor = tensor.to(device) if device.startswith("cuda") else penstock.to_device(tensor, device)
-state = penstock.park(tensor, pathlib.Path(folder))
+state = penstock.park(tensor, *map(pathlib.Path, folder))
 print("parked", flush=True)
+"""
+FOREVER = """
 while True:
     state.resume()
     state.park()
@@ -685,7 +680,7 @@ while True:
 def test_a_killed_process_leaves_no_file(device, tmp_path):
     if not (is_gpu(device) or _parts._swaps_memory()):
         pytest.skip("memory of a host device stays where it is")
-    command = [sys.executable, "-c", PARKS, device, str(tmp_path)]
+    command = [sys.executable, "-c", PARKS + FOREVER, device, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout.readline() == "parked\n"
         program.kill()
@@ -756,21 +751,11 @@ def test_a_forked_process_does_not_resume(home):
     assert torch.equal(tensor, expected)
 
 
-def test_a_program_may_end_while_parked(device):
+def test_a_program_may_end_while_parked_and_on_the_way(device):
     if not (is_gpu(device) or _parts._swaps_memory()):
         pytest.skip("memory of a host device stays where it is")
-    program = f"""
-import torch, penstock
-from penstock._engines import engine_for
-from penstock._move import parking
-if not {is_gpu(device)}:
-    parking.engine_of = lambda _: engine_for({device!r})
-tensor = torch.rand(300, 300)
-state = penstock.park(tensor.to({device!r}) if {is_gpu(device)} else penstock.to_device(tensor, {device!r}))
-assert state.is_parked
-"""
-    ended = run_program(program)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = run_program(PARKS + "state._parts[0].ahead()", device)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "parked\n", "")
 
 
 def test_it_says_what_it_did(home):
@@ -863,43 +848,17 @@ def test_a_kernel_does_not_read_what_is_parked():
     assert float((x @ weights).sum()) > 0
 
 
-def three(home):
-    """Modules with weights that are all different, on the device."""
-    modules = [torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()).to(home) for _ in range(3)]
-    return modules, torch.rand(2, 40, device=home)
-
-
-def test_modules_take_turns(home, small_parts):
-    modules, x = three(home)
-    expected, before = [module(x).detach().clone() for module in modules], seen(modules)
-    whole = bytes_held(modules[0])
-    with penstock.offload(*modules, device=home) as offloaded:
-        assert bytes_held(modules) == 0 and "none of 3" in repr(offloaded)
-        for number in (0, 0, 2, 1, 1, 0):
-            assert same(modules[number](x).detach(), expected[number])
-            assert bytes_held(modules[number]) == bytes_held(modules) == whole
-        modules[2]._hf_hook.pre_forward(modules[2])  # as diffusers' models do in `decode`
-        assert bytes_held(modules[2]) == bytes_held(modules) == whole
-        with pytest.raises(penstock.InvalidArgument, match="Another hook offloads this Sequential"):
-            penstock.offload(modules[2], device=home)
-        offloaded.park()
-        assert bytes_held(modules) == 0
-        assert same(modules[1](x).detach(), expected[1])
-    assert_as_it_was(modules, before)
-    for module, right in zip(modules, expected, strict=True):
-        assert same(module(x).detach(), right)
-    assert bytes_held(modules) == 3 * whole
-
-
 class Turns:
-    """Three modules that are offloaded."""
+    """Three modules on the device, with weights that are all different, that are offloaded."""
 
-    def __init__(self, home):
-        if not _parts._swaps_memory():
-            pytest.skip("modules come when they are used")
-        self.modules, self._x = three(home)
-        self._expected = [module(self._x).detach().clone() for module in self.modules]
-        self.offloaded = penstock.offload(*self.modules, device=home)
+    def __init__(self, home, **options):
+        self.modules = [torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()).to(home) for _ in range(3)]
+        for module in self.modules:
+            module.requires_grad_(not options)
+        self.x = torch.rand(2, 40, device=home)
+        self.before = seen(self.modules)
+        self._expected = [module(self.x).detach().clone() for module in self.modules]
+        self.offloaded = penstock.offload(*self.modules, device=home, **options)
 
     def parts(self, number):
         return self.offloaded._states[self.modules[number]]._parts
@@ -908,13 +867,47 @@ class Turns:
         return [which for which in range(3) if any(part._ahead for part in self.parts(which))]
 
     def use(self, *numbers):
-        """Which modules came ahead of their use, after each."""
+        """Which modules came ahead of their use, after each. They cannot be used yet."""
         for number in numbers:
-            assert same(self.modules[number](self._x).detach(), self._expected[number])
-            assert bytes_held(self.modules) == bytes_held(self.modules[number])  # what came ahead cannot be used yet
+            assert same(self.modules[number](self.x).detach(), self._expected[number])
+            assert bytes_held(self.modules) == bytes_held(self.modules[number]) == 4 * 40 * 41
             yield self.ahead()
 
 
+def test_modules_take_turns(home, small_parts):
+    turns = Turns(home)
+    with turns.offloaded as offloaded:
+        assert bytes_held(turns.modules) == 0 and "none of 3" in repr(offloaded)
+        list(turns.use(0, 0, 2, 1, 1, 0))
+        turns.modules[2]._hf_hook.pre_forward(turns.modules[2])  # as diffusers' models do in `decode`
+        assert bytes_held(turns.modules[2]) == bytes_held(turns.modules) > 0
+        with pytest.raises(penstock.InvalidArgument, match="Another hook offloads this Sequential"):
+            penstock.offload(turns.modules[2], device=home)
+        offloaded.park()
+        assert bytes_held(turns.modules) == 0
+        list(turns.use(1))
+    assert_as_it_was(turns.modules, turns.before)
+
+
+def test_a_loop_over_one_module_moves_nothing(home, monkeypatch):
+    turns = Turns(home)
+    list(turns.use(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(_parking.Parked, "_plan", None)
+        list(turns.use(0, 0))
+
+
+def test_offloaded_modules_that_are_frozen_leave_without_a_copy(home):
+    turns = Turns(home, skip="frozen")
+    list(turns.use(0, 1, 2, 0, 1, 2))
+    stats = turns.offloaded._states[turns.modules[0]].stats()
+    assert stats.down_bytes == 0 and stats.skipped["frozen"] == stats.bytes > 0
+
+
+comes_ahead = pytest.mark.skipif(not _parts._swaps_memory(), reason="modules come when they are used")
+
+
+@comes_ahead
 def test_the_next_module_comes_while_one_computes(home, small_parts):
     turns = Turns(home)
     assert list(turns.use(0, 1, 2, 0, 1, 2, 0)) == [[], [], [], [], [2], [0], [1]]
@@ -942,6 +935,7 @@ def test_memory_that_is_filled_ahead_outlives_the_copy():
     assert order == ["waited", "freed"]
 
 
+@comes_ahead
 def test_a_module_that_fails_to_come_ahead_comes_when_it_is_used(home, monkeypatch, small_parts):
     turns, new_memory = Turns(home), _parts._new_memory
     list(turns.use(0, 1, 2, 0, 1, 2))
@@ -965,6 +959,7 @@ def test_a_module_that_fails_to_come_ahead_comes_when_it_is_used(home, monkeypat
     assert list(turns.use(1, 2)) == [[], [0]]
 
 
+@comes_ahead
 def test_what_came_ahead_on_another_stream_comes_again(home, monkeypatch, small_parts):
     stream, taken, take_memory = ["one"], [], _parts._take_memory
     monkeypatch.setattr(_parts, "_current_stream", lambda _: stream[0])
@@ -975,6 +970,7 @@ def test_what_came_ahead_on_another_stream_comes_again(home, monkeypatch, small_
         assert len(list(turns.use(2, 0, 1))) == 3 and len(taken) == count
 
 
+@comes_ahead
 def test_a_module_comes_ahead_if_there_is_room_beside_the_most_that_was_in_use(home, monkeypatch):
     turns, cuda = Turns(home), torch.cuda
     list(turns.use(0, 1, 2, 0))
@@ -988,37 +984,16 @@ def test_a_module_comes_ahead_if_there_is_room_beside_the_most_that_was_in_use(h
         assert list(turns.use(number)) == [ahead], most
 
 
-def test_a_loop_over_one_module_moves_nothing(home, monkeypatch):
-    modules, x = three(home)
-    offloaded = penstock.offload(*modules, device=home)
-    modules[0](x)
-    with monkeypatch.context() as patch:
-        patch.setattr(_parking.Parked, "_plan", None)
-        for _ in range(3):
-            modules[0](x)
-    offloaded.remove()
-
-
-def test_offloaded_modules_that_are_frozen_leave_without_a_copy(home):
-    modules, x = three(home)
-    for module in modules:
-        module.requires_grad_(False)
-    with penstock.offload(*modules, device=home, skip="frozen") as offloaded:
-        expected = [module(x).clone() for module in modules]
-        assert same([module(x) for module in modules], expected)
-        stats = offloaded._states[modules[0]].stats()
-        assert stats.down_bytes == 0 and stats.skipped["frozen"] == stats.bytes > 0
-
-
 def test_what_cannot_be_offloaded_is_where_it_was(home, small_parts):
-    modules, x = three(home)
-    before = seen(modules)
+    turns = Turns(home)
+    turns.offloaded.remove()
+    modules, x = turns.modules, turns.x
     tied = torch.nn.Linear(40, 40, device=home)
     tied.weight = modules[0][0].weight
     for wrong in ((*modules, tied), (modules[0],) * 2, (x,)):
         with pytest.raises(TypeError if wrong[0] is x else penstock.InvalidArgument):
             penstock.offload(*wrong, device=home)
-        assert_as_it_was(modules, before)
+        assert_as_it_was(modules, turns.before)
         modules[0](x)
     with (
         penstock.offload(*modules, device=home) as offloaded,

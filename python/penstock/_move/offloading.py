@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from .._engines import engine_for
-from .._errors import InvalidArgument
+from .._errors import Error, InvalidArgument
 from .modules import move_
 from .parking import Parked, Skip, swap
 
@@ -83,18 +83,22 @@ class Offload:
             self._in_use = module
             self._came_after[self._recent] = module
             self._recent = (self._recent[1], module)
-            next_one = self._came_after.get(self._recent, module)
-            if next_one is not module and self._states[next_one].stats().bytes <= room:
-                self._ahead = next_one
-                self._states[next_one]._begin_resume()
+            coming = self._came_after.get(self._recent, module)
+            if coming is not module and self._states[coming].stats().bytes <= room:
+                self._ahead = coming
+                try:
+                    for part in self._states[coming]._parts:
+                        part.ahead()
+                except Error:  # it comes when it is used
+                    self._give_up_ahead()
 
     def park(self) -> None:
         """Park the module in use, too. Blocks until its bytes are on the host."""
         with self._lock:
-            self._give_up_ahead()
             if self._in_use is not None:
                 self._states[self._in_use].park()
                 self._in_use = None
+            self._give_up_ahead()
 
     def remove(self) -> None:
         """Bring each module back to where it was before, and offload none any more.
@@ -123,9 +127,9 @@ class Offload:
         return f"<penstock.Offload: {in_use} of {len(self._states)} modules is on {self.device}>"
 
     def _give_up_ahead(self) -> None:
-        if self._ahead is not None:
-            self._states[self._ahead]._give_up_resume()
-            self._ahead = None
+        for part in self._states[self._ahead]._parts if self._ahead is not None else ():
+            part.empty()
+        self._ahead = None
 
     def _room(self) -> int:
         """Bytes of the GPU beside the most that PyTorch has had in use, without what came ahead."""

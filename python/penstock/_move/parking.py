@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from .. import _core
 from .._engines import engine_of_gpu, group_for, relays_of
-from .._errors import Closed, Error, InvalidArgument, OutOfMemory, note, out_of_memory
+from .._errors import Closed, InvalidArgument, OutOfMemory, note, out_of_memory
 from .parts import PAGEABLE, PINNED, Found, Part, Where, find_storages, make_parts, refuse_fixed, with_blocks
 
 Skip = Literal["frozen", "unchanged"]
@@ -120,21 +120,6 @@ class Parked:
         stats, state = self._stats, "parked" if self.is_parked else "resumed"
         rates = f"down {stats.down_gbps:.1f} GB/s, up {stats.up_gbps:.1f} GB/s"
         return f"<penstock.Parked: {state}, {stats.bytes / 1e9:.3f} GB, {rates}>"
-
-    def _begin_resume(self) -> None:
-        """Has `resume` only wait, if there is room on the device. Until then all is parked."""
-        with self._held():
-            try:
-                for part in self._parts:
-                    part.ahead()
-            except Error:  # `resume` begins anew
-                self._give_up_resume()
-
-    def _give_up_resume(self) -> None:
-        """Frees what `_begin_resume` took. Only while all is parked."""
-        with self._held():
-            for part in self._parts:
-                part.empty()
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:

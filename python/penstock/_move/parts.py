@@ -172,20 +172,21 @@ class Part:
     def up(self, group: _core.Group | None = None) -> _core.Passage:
         """Takes memory on the device, and enqueues the copy of what is in the block, over the links of the group if
         there is one. Raises OutOfMemory."""
-        pieces = []
+        pieces, memory = [], {}
         if self._ahead is not None and self._ahead.stream != _current_stream(self.engine):
             self._ahead = None  # PyTorch reuses its memory without a wait for other streams
         if self._ahead is not None:
             self._ahead.passage.wait()
+            memory = self._ahead.memory
         for slot in self.slots:
             storage = slot.storage
             if storage is not None and slot.is_down:
                 slot.is_empty = False
-                if self._ahead is not None:
-                    storage._swap_data_ptr_(self._ahead.memory[slot])
-                    continue
-                _take_memory(storage, slot.bytes)
-                pieces.append((storage.data_ptr(), slot.offset, slot.bytes))
+                if slot in memory:
+                    storage._swap_data_ptr_(memory[slot])
+                else:
+                    _take_memory(storage, slot.bytes)
+                    pieces.append((storage.data_ptr(), slot.offset, slot.bytes))
         if self._file is not None:
             self._file.madvise(mmap.MADV_WILLNEED)  # the disk reads while earlier parts are copied
         passage = self.block().up(pieces, group)
