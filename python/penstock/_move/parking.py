@@ -158,9 +158,14 @@ class Parked:
         except BaseException as error:
             for part in self._parts:
                 part.empty()
-            if isinstance(error, OutOfMemory):
-                raise self._no_room(error) from error
-            raise
+            if not isinstance(error, OutOfMemory):
+                raise
+            refused = out_of_memory(
+                f"There is no room on the device for the {self._stats.bytes} bytes of what was parked. They stay "
+                f"parked: free memory there, and call resume() again. {error}"
+            )
+            refused.asked = self._stats.bytes
+            raise refused from error
 
     def _undo(self, error: BaseException) -> None:
         """After an error while it leaves: what has left comes back."""
@@ -198,10 +203,11 @@ class Parked:
         _refuse_without_room(parts, self._where)
         self._parts += parts
         self._stamp(found, engines)
+        stays = 0
         for slot in (slot for part in self._parts for slot in part.slots):
             if slot.stamp != found[slot.key].stamp:
                 slot.stamp = None
-        stays = sum(part.bytes - part.bytes_to_copy for part in self._parts)
+            stays += slot.bytes if slot.stamp is not None else 0
         return found, {**skipped, str(self._skip): stays} if stays else skipped
 
     def _stamp(self, found: dict[int, Found], engines: dict[Any, _core.Engine | None]) -> None:
@@ -224,6 +230,7 @@ class Parked:
             for slot in part.slots:
                 slot.note(found[slot.key])
         whole = sum(part.bytes for part in self._parts)
+        links = [engine.ceilings for engine in {part.engine for part in self._parts}]
         self._stats = dataclasses.replace(
             self._stats,
             bytes=whole,
@@ -231,28 +238,15 @@ class Parked:
             down_bytes=whole - skipped.get(str(self._skip), 0),
             down_seconds=time.perf_counter() - began,
             skipped=skipped,
-            **self._link(),
+            down_link_gbps=sum(down for down, _ in links) / 1e9,
+            up_link_gbps=sum(up for _, up in links) / 1e9,
         )
-
-    def _link(self) -> dict[str, float]:
-        """The ceilings of the links, all together."""
-        engines = {part.engine.spec: part.engine for part in self._parts}.values()
-        down, up = (sum(rates) / 1e9 for rates in zip((0, 0), *(engine.ceilings for engine in engines), strict=True))
-        return {"down_link_gbps": down, "up_link_gbps": up}
 
     def _has_come(self, began: float) -> None:
         seconds = time.perf_counter() - began
         self._stats = dataclasses.replace(self._stats, up_bytes=self._stats.bytes, up_seconds=seconds)
         if self._where not in (PINNED, PAGEABLE) and self._skip is None:
             self._parts = []  # and their files
-
-    def _no_room(self, error: OutOfMemory) -> OutOfMemory:
-        refused = out_of_memory(
-            f"There is no room on the device for the {self._stats.bytes} bytes of what was parked. They stay parked: "
-            f"free memory there, and call resume() again. {error}"
-        )
-        refused.asked = self._stats.bytes
-        return refused
 
 
 def park(things: Any, where: Where = PINNED, *, skip: Skip | None = None) -> Parked:

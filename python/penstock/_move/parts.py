@@ -76,7 +76,11 @@ class Slot:
         self.is_empty = False  # the storage
         self.stamp: Any = None  # of the bytes in the block; None: they may be others than the storage's
         self.key = found.storage._cdata
-        self._storage = found.storage if isinstance(found.storage, FixedStorage) else _weak(found.storage)
+        self._storage = found.storage
+        if not isinstance(found.storage, FixedStorage):
+            from torch.multiprocessing.reductions import StorageWeakRef
+
+            self._storage = StorageWeakRef(found.storage)
         self._tensors: list[Any] = []  # the ids in the stamp stay theirs
 
     @property
@@ -124,16 +128,8 @@ class Part:
         return sum(slot.bytes for slot in self.slots)
 
     @property
-    def bytes_to_copy(self) -> int:
-        return sum(slot.bytes for slot in self.slots if slot.stamp is None)
-
-    @property
     def is_down(self) -> bool:
         return any(slot.is_down for slot in self.slots)
-
-    @property
-    def has_block(self) -> bool:
-        return self._block is not None
 
     def block(self) -> _core.ParkedBlock:
         """Takes the room at the first call. Raises OutOfMemory and FileError."""
@@ -205,12 +201,6 @@ def _mapped_file(folder: str, count: int) -> mmap.mmap:
     except OSError as error:
         why = f"{count} bytes cannot be parked in {folder}: {error.strerror}. Nothing was moved."
         raise file_error(why, error.errno or 0, folder) from None
-
-
-def _weak(storage: Any) -> Any:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(storage)
 
 
 def _give_memory_back(storage: Any, name: str) -> None:
@@ -285,7 +275,7 @@ def make_parts(found: list[Found], engines: dict[Any, _core.Engine], where: str)
 def with_blocks(parts: list[Part]) -> Iterator[Part]:
     """The parts in turn, each once it has its block. Those of the next two are made meanwhile: while the driver locks
     the pages of one, the host's threads make those of the other. Raises as Part.block."""
-    if all(part.has_block for part in parts):
+    if all(part._block is not None for part in parts):
         yield from parts
         return
     with concurrent.futures.ThreadPoolExecutor(2) as makers:
