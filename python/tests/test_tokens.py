@@ -68,6 +68,70 @@ def test_shards_are_one_set(device, tmp_path):
     assert torch.equal(torch.as_tensor(x), torch.as_tensor(next(batches)[0])) and len(x[0]) == len(y[0]) == 16
 
 
+@pytest.fixture
+def parts(tmp_path):
+    """Two files whose tokens say where they are: 24 windows of 16 tokens side by side in two shards, and 12."""
+    for name, begin, end in (("a0", 0, 200), ("a1", 200, 400), ("b", 1000, 1200)):
+        np.arange(begin, end, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    return str(tmp_path / "a*.bin"), str(tmp_path / "b.bin")
+
+
+def begins_of(data, device="host", epoch=0, **options):
+    """Where the windows of an epoch begin."""
+    loader = penstock.Loader(data, 4, device=device, **options)
+    loader.set_epoch(epoch)
+    return [begin for x, _ in loader for begin in torch.as_tensor(x)[:, 0].tolist()]
+
+
+def test_windows_at_random_positions_follow_from_seed_and_epoch(device, parts):
+    data = penstock.tokens(list(parts), "uint16", length=16, at="random")
+    windows = windows_of(data, device, to="int64")
+    assert all(window == list(range(window[0], window[0] + 17)) for window in windows)
+    begins = [window[0] for window in windows]
+    assert len(set(begins)) == len(begins) == 36 and {begin // 1000 for begin in begins} == {0, 1}
+    assert not {begin % 200 for begin in begins} & set(range(184, 200)) and any(begin % 200 % 16 for begin in begins)
+    assert begins == begins_of(data) == begins_of(data, shuffle=True)
+    others = begins_of(data, epoch=1), begins_of(data, seed=1)
+    assert all(len(set(other) & set(begins)) < 20 and len(other) == 36 for other in others)
+    ranks = [begins_of(data, rank=rank, world_size=3) for rank in range(3)]
+    assert [begin for turn in zip(*ranks, strict=True) for begin in turn] == begins
+
+
+def test_a_mixture_has_its_weights_in_each_epoch(device, parts, tmp_path):
+    a, b = parts
+    data = penstock.tokens({a: 1, b: 3.0}, "uint16", length=16)
+    for epoch in range(3):
+        begins = begins_of(data, device, epoch)
+        assert [sum(begin // 1000 == part for begin in begins) for part in (0, 1)] == [9, 27]
+        assert all(0 < sum(begin >= 1000 for begin in some) < 12 for some in (begins[:12], begins[24:]))
+        assert len(set(begins)) == 36
+    assert sum(begin >= 1000 for begin in begins_of(penstock.tokens({b: 2, a: 1.3}, "uint16", length=16))) == 22
+    said = penstock.Loader(data, 4, device="host").describe()[-1]
+    assert said.startswith("36 windows an epoch") and said.endswith(f"27 of {b} (2.25 of it)")
+    np.arange(5000, 5020, dtype=np.uint16).tofile(tmp_path / "small.bin")
+    begins = begins_of(penstock.tokens({a: 1, tmp_path / "small.bin": 1}, "uint16", length=16))
+    assert sorted(begins)[-12:] == sorted(3 * [5000, 5001, 5002, 5003]) and len(begins) == 25
+
+
+def test_a_state_in_mid_epoch_is_exact(parts):
+    data = penstock.tokens(dict.fromkeys(parts, 1), "uint16", length=16)
+    whole = begins_of(data, epoch=2, seed=5)
+    loader = penstock.Loader(data, 4, device="host", seed=5)
+    loader.set_epoch(2)
+    for _, _ in zip(range(3), loader, strict=False):
+        state = loader.state_dict()
+    ranks = [penstock.Loader(data, 5, device="host", seed=5, rank=rank, world_size=2) for rank in range(2)]
+    for rank, there in enumerate(ranks):
+        there.load_state_dict(state)
+        rest = [begin for x, _ in there for begin in torch.as_tensor(x)[:, 0].tolist()]
+        assert rest == whole[12:][rank::2]
+    for other in (penstock.tokens(dict(zip(parts, (1, 2), strict=True)), "uint16", length=16), {"x": np.zeros(36)}):
+        with pytest.raises(penstock.InvalidArgument, match=r"'tokens': \[18, 18\]"):
+            penstock.Loader(other, device="host", seed=5).load_state_dict(state)
+    with pytest.raises(penstock.InvalidArgument, match="seed"):
+        penstock.Loader(data, device="host").load_state_dict(state)
+
+
 def test_documents_of_megatron_are_packed(corpus):
     for path in (corpus, corpus.with_suffix(".idx")):
         packs = list(penstock.Loader({"text": path}, pack={"text": 1000}, device="host"))
@@ -86,9 +150,15 @@ def test_what_does_not_fit_is_refused(corpus, tmp_path):
         (tmp_path / "wide.bin", {"dtype": "int32", "length": 9}, "wide.bin has 9 tokens, and a window takes 10"),
         ([corpus, tmp_path / "wide.bin"], {"dtype": "float32", "length": 0}, "length is a number of tokens"),
         ([], {}, "`files` is a path"),
+        ({}, {}, "`files` is a path"),
+        ({"a.bin": 1, "b.bin": 0}, {}, r"numbers above 0, not \[1, 0\]"),
+        (corpus, {"at": "start"}, '`at` is "random"'),
+        (corpus, {"at": "random", "stride": 4}, "`stride` is then left out"),
     ]:
         with pytest.raises(penstock.InvalidArgument, match=message):
             penstock.Loader(penstock.tokens(files, **{"length": 4, **options}), device="host")
+    with pytest.raises(penstock.InvalidArgument, match="leave the sampler out"):
+        penstock.Loader(penstock.tokens(corpus, length=4, at="random"), device="host", sampler=[0])
     with pytest.raises(FileNotFoundError):
         penstock.Loader(penstock.tokens(tmp_path / "none.bin", "uint16", length=4), device="host")
 

@@ -1,9 +1,13 @@
 #include <penstock/core/error.hpp>
+#include <penstock/core/permutation.hpp>
 #include <penstock/data/chunks.hpp>
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 namespace penstock {
@@ -59,10 +63,46 @@ class ChunksReader final : public FieldReader {
   std::uint64_t total_ = 0;
 };
 
-}  // namespace
+class DrawsReader final : public FieldReader {
+ public:
+  DrawsReader(std::string name, std::vector<FieldReaderPtr> sources, const std::vector<std::uint64_t>& shares,
+              std::uint64_t seed)
+      : sources_(std::move(sources)), field_(sources_.front()->field()), seed_(seed) {
+    field_.name = std::move(name);
+    std::partial_sum(shares.begin(), shares.end(), std::back_inserter(ends_));
+  }
 
-FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
-                           std::vector<std::uint64_t> rows) {
+  const Field& field() const noexcept override { return field_; }
+  std::uint64_t sample_count() const noexcept override { return ends_.back(); }
+  bool varies_by_epoch() const noexcept override { return true; }
+
+  void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
+              StoreKind stores) const override {
+    gather_in_epoch(0, indices, destination, stores);
+  }
+
+  void gather_in_epoch(std::uint64_t epoch, std::span<const std::uint64_t> indices,
+                       std::span<std::byte> destination, StoreKind stores) const override {
+    const std::size_t bytes = destination.size() / std::max<std::size_t>(indices.size(), 1);
+    std::vector<std::optional<KeyedPermutation>> orders(sources_.size());
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      const auto s = static_cast<std::size_t>(std::ranges::upper_bound(ends_, indices[i]) - ends_.begin());
+      // Another seed than that of the Loader's order, which may have as many samples.
+      if (!orders[s]) orders[s].emplace(sources_[s]->sample_count(), seed_ + 1 + s, epoch);
+      const std::uint64_t turn = indices[i] - (s == 0 ? 0 : ends_[s - 1]);
+      const std::uint64_t row = (*orders[s])(turn % orders[s]->size());
+      sources_[s]->gather({&row, 1}, destination.subspan(i * bytes, bytes), stores);
+    }
+  }
+
+ private:
+  std::vector<FieldReaderPtr> sources_;
+  Field field_;
+  std::vector<std::uint64_t> ends_;  ///< of each source's share
+  std::uint64_t seed_;
+};
+
+void check_alike(const std::string& name, const std::vector<FieldReaderPtr>& chunks) {
   if (chunks.empty()) throw InvalidArgument(fmt::format("Field '{}' has no chunks.", name));
   const Field& first = chunks.front()->field();
   for (const FieldReaderPtr& chunk : chunks) {
@@ -75,6 +115,13 @@ FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
           dtype_name(field.dtype)));
     }
   }
+}
+
+}  // namespace
+
+FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
+                           std::vector<std::uint64_t> rows) {
+  check_alike(name, chunks);
   const auto reader = std::make_shared<ChunksReader>(std::move(name), std::move(chunks), rows);
   const auto past = std::ranges::find_if(rows, [&](std::uint64_t row) { return row >= reader->total(); });
   if (past != rows.end()) {
@@ -82,6 +129,16 @@ FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
                                       reader->field().name, reader->total()));
   }
   return reader;
+}
+
+FieldReaderPtr read_draws(std::string name, std::vector<FieldReaderPtr> sources,
+                          std::vector<std::uint64_t> shares, std::uint64_t seed) {
+  check_alike(name, sources);
+  if (shares.size() != sources.size()) {
+    throw InvalidArgument(fmt::format("Field '{}' has {} sources and {} shares: give one for each.", name,
+                                      sources.size(), shares.size()));
+  }
+  return std::make_shared<DrawsReader>(std::move(name), std::move(sources), shares, seed);
 }
 
 }  // namespace penstock

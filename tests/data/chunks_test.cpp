@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -48,6 +50,28 @@ TEST(Chunks, RefusesWhatDoesNotFit) {
     expect_error<InvalidArgument>([&] { (void)read_chunks("x", {pairs({0, 1}), other}); },
                                   {"The chunks of field 'x'", "one type and shape"});
   }
+}
+
+TEST(Draws, AreSharesOfEachSource) {
+  const FieldReaderPtr draws =
+      read_draws("draws", {pairs({0, 0, 1, 1, 2, 2, 3, 3, 4, 4}), pairs({5, 5, 6, 6})}, {3, 5}, 7);
+  EXPECT_EQ(draws->sample_count(), 8U);
+  EXPECT_TRUE(draws->varies_by_epoch());
+  std::set<std::vector<std::int32_t>> orders;
+  for (std::uint64_t epoch = 0; epoch < 8; ++epoch) {
+    std::vector<std::int32_t> got(16, -1);
+    Dataset({draws}).gather(0, std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5, 6, 7},
+                            std::as_writable_bytes(std::span(got)), StoreKind::cached, epoch);
+    orders.insert(got);
+    EXPECT_EQ(std::set(got.begin(), got.begin() + 6).size(), 3U) << "three of the five";
+    EXPECT_LT(*std::max_element(got.begin(), got.begin() + 6), 5);
+    EXPECT_EQ(got[6] + got[8], 11) << "both, one after the other";
+    EXPECT_EQ(std::vector(got.begin() + 6, got.begin() + 10),
+              std::vector(got.begin() + 10, got.begin() + 14));
+  }
+  EXPECT_GT(orders.size(), 4U);
+  expect_error<InvalidArgument>([] { (void)read_draws("x", {pairs({0, 1})}, {1, 2}, 0); },
+                                {"1 sources and 2 shares"});
 }
 
 }  // namespace

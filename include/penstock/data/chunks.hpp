@@ -15,4 +15,10 @@ namespace penstock {
 [[nodiscard]] FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
                                          std::vector<std::uint64_t> rows = {});
 
+/// In each epoch shares[s] samples of source s, one source behind the other: a shuffled order of the source's
+/// samples, which follows from `seed` and the epoch, and begins anew if the source has fewer. Sources are as
+/// the chunks of read_chunks. Throws as it, and if there is not one share for each source.
+[[nodiscard]] FieldReaderPtr read_draws(std::string name, std::vector<FieldReaderPtr> sources,
+                                        std::vector<std::uint64_t> shares, std::uint64_t seed);
+
 }  // namespace penstock

@@ -15,7 +15,6 @@ from .._checks import has, is_number, numpy_for
 from .._errors import InvalidArgument
 from .._move.containers import contents_of, like
 from .chunks import LARGE, Chunks, column_of, side_by_side
-from .tokens import Tokens
 
 Build = Callable[[list[Any]], Any]
 
@@ -47,8 +46,8 @@ def fields_of(data: Any, features: Any = None, target: Any = None) -> Fields:
         if data.labels is None:
             return Fields(["image"], [data.field], lambda arrays: arrays[0])
         return Fields(["image", "label"], [data.field, _array(data.labels, "label")], tuple)
-    if isinstance(data, Tokens):
-        return Fields(["tokens"], [data.windows()], data.build)
+    if is_a("penstock._loader.tokens", "Tokens", data):
+        return data.fields()
     if is_table(data):
         fields = _named(columns_of(data), lambda key, value: _column(value, key))
         return fields._replace(is_table=True, of_tables=dict.fromkeys(fields.names))

@@ -22,6 +22,7 @@ from .parquet import Parquet, parquet_files
 from .sampler import UINT64, checked_state, share
 from .samplers import batches_of
 from .shared_dataset import SharedDataset
+from .tokens import Draws, Tokens
 from .tuning import Tuning, native_options
 
 # Arguments of DataLoader that a Loader does not take, and what to write instead.
@@ -151,27 +152,33 @@ class Loader:
         tuning = Tuning() if tuning is None else tuning
         if not isinstance(tuning, Tuning):
             raise InvalidArgument(f"tuning is a penstock.Tuning, not {tuning!r}.")
-        self._source: Packs | Parquet | None = None
+        self._source: Draws | Packs | Parquet | None = None
         files = parquet_files(data)
         if files is not None and (pack, pad, sampler, batch_sampler) != (None,) * 4:
             raise InvalidArgument(
                 "Parquet files are read in the order of `shuffle`, `seed` and the epoch, without a sampler, `pack` or "
                 "`pad`. If they fit into memory, pass a table: pyarrow.parquet.read_table(...)."
             )
+        windows = isinstance(data, Tokens) and bool(data.weights) and (features, target) == (None, None)
+        packs = pack is not None or pad is not None
+        if (packs or windows) and (sampler, batch_sampler) != (None, None):
+            raise InvalidArgument(
+                "Packs, and windows at random positions, follow from `seed` and the epoch: leave the sampler out."
+            )
+        order = {"shuffle": bool(shuffle), "seed": whole("seed", seed, 0, UINT64)}
         with Progress(lambda seconds: f"Loader: reads and converts the data, {seconds:.0f} s"):
             if files is not None:
                 self._source = Parquet(files, features, target)
-                fields = self._source.fields
-                targets = targets_of(fields, to)
-            elif pack is None and pad is None:
+            elif packs:
+                self._source = Packs(data, pack, pad, batch_size, **order, drop_last=bool(drop_last))
+            elif windows:
+                self._source = Draws(data, order["seed"])
+                order["shuffle"] = True  # so that the parts of a mixture are
+            if self._source is None:
                 fields = fields_of(data.data if isinstance(data, SharedDataset) else data, features, target)
-                targets = targets_of(fields, to)
             else:
-                if sampler is not None or batch_sampler is not None:
-                    raise InvalidArgument("Packs follow from `shuffle`, `seed` and the epoch: leave the sampler out.")
-                order = {"shuffle": bool(shuffle), "seed": whole("seed", seed, 0, UINT64), "drop_last": bool(drop_last)}
-                self._source = Packs(data, pack, pad, batch_size, **order)
-                fields, targets = self._source.fields, self._source.targets(to)
+                fields = self._source.fields
+            targets = self._source.targets(to) if packs else targets_of(fields, to)
             fields = convert(fields, targets, scale, shift)
         kept = {"data": data, "to": to}  # for pickling
         if fields.is_table:  # only the columns that were made of it are kept
@@ -184,7 +191,6 @@ class Loader:
         together = destination.together
         self._build = (lambda each: [fields.build(arrays) for arrays in each]) if together else fields.build
         self._shares = rank is not None or world_size is not None or distributed or processes is not None
-        packs = isinstance(self._source, Packs)
         self.dataset = Samples(self._source.samples if packs else fields)
         self.drop_last = bool(drop_last)
         # A share of 0 of 1 is all samples, and says that no warning is wanted.
@@ -199,12 +205,11 @@ class Loader:
         options = field_options(fields, targets, scale, shift)
         for engine in destination.engines:
             _need_bfloat16(engine, options)
-        seed = whole("seed", seed, 0, UINT64)
         in_order = isinstance(self._source, Parquet)
         with Progress(lambda seconds: f"Loader: prepares memory for {self.device}, {seconds:.0f} s"):
             if in_order:
                 batch = self.batch_size * world_size
-                named = self._source.stream(fields.arrays, bool(shuffle), seed, memory, batch)
+                named = self._source.stream(fields.arrays, **order, memory=memory, batch=batch)
             else:
                 named = fields.named()
             self._native = _core.NativeLoader(
@@ -212,8 +217,7 @@ class Loader:
                 named,
                 options,
                 batch_size=1 if packs else self.batch_size,
-                shuffle=bool(shuffle) and not in_order,  # the files' windows are shuffled
-                seed=seed,
+                **{**order, "shuffle": order["shuffle"] and not in_order},  # the files' windows are shuffled
                 drop_last=self.drop_last and self._batches is None,
                 batch_sampler=self._batches,
                 rank=rank,
@@ -271,12 +275,13 @@ class Loader:
         self._refuse_state()
         checked = checked_state(state)
         here = {} if self._source is None else self._source.signature
-        there = {key: state[key] for key in ("pack", "parquet") if key in state}
+        there = {key: state[key] for key in ("pack", "parquet", "tokens") if key in state}
         if there != here:
             raise InvalidArgument(
                 f"The state is of {there or 'samples'}, and this Loader of {here or 'samples'} (pack: values, samples "
-                "of a matrix, samples at most; parquet: version of the order, seed, rows of a window, row groups): "
-                "give both the same data, `pack`, `pad`, `batch_size`, `shuffle`, `seed` and `memory`."
+                "of a matrix, samples at most; parquet: version of the order, seed, rows of a window, row groups; "
+                "tokens: windows of each part of a mixture): give both the same data, `pack`, `pad`, `batch_size`, "
+                "`shuffle`, `seed` and `memory`."
             )
         none_made = _Made()
         self._native.load_state_dict(checked)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import struct
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from .._checks import numpy_for, whole
+from .. import _core
+from .._checks import is_number, numpy_for, whole
 from .._errors import InvalidArgument, Unsupported
 from .chunks import Chunks
+from .columns import Fields
 
 _HEADER = struct.Struct("<9sQBQQ")  # of an index: magic, version, type, sequences, documents
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -20,24 +23,33 @@ _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"
 class Tokens(NamedTuple):
     """Windows of files of tokens: see `tokens`."""
 
-    files: tuple[str, ...]
+    files: tuple[tuple[str, ...], ...]  # of each source
     dtype: str | None
     length: int
     stride: int
+    weights: tuple[float, ...] = ()  # of the sources, if windows are at random positions
 
-    def windows(self) -> Any:
-        """All windows, of one token more than `length`, where they lie."""
+    def windows(self) -> list[Any]:
+        """All windows of each source, of one token more than `length`, where they lie."""
         import numpy
 
-        width, arrays = self.length + 1, []
-        for file in self.files:
-            values = _values(file, self.dtype)
-            if len(values) < width:
-                raise InvalidArgument(f"{file} has {len(values)} tokens, and a window takes {width}: leave it out.")
-            arrays.append(numpy.lib.stride_tricks.sliding_window_view(values, width)[:: self.stride])
-        if len({array.dtype for array in arrays}) > 1:
-            raise InvalidArgument(f"Files of tokens of one set have one type, not {[str(a.dtype) for a in arrays]}.")
-        return arrays[0] if len(arrays) == 1 else Chunks(arrays)
+        width, sources = self.length + 1, []
+        for files in self.files:
+            arrays = []
+            for file in files:
+                values = _values(file, self.dtype)
+                if len(values) < width:
+                    raise InvalidArgument(f"{file} has {len(values)} tokens, and a window takes {width}: leave it out.")
+                arrays.append(numpy.lib.stride_tricks.sliding_window_view(values, width)[:: self.stride])
+            sources.append(arrays)
+        types = {str(array.dtype) for arrays in sources for array in arrays}
+        if len(types) > 1:
+            raise InvalidArgument(f"Files of tokens of one set have one type, not {sorted(types)}.")
+        return [arrays[0] if len(arrays) == 1 else Chunks(arrays) for arrays in sources]
+
+    def fields(self) -> Fields:
+        (windows,) = self.windows()
+        return Fields(["tokens"], [windows], self.build)
 
     @staticmethod
     def build(arrays: list[Any]) -> tuple[Any, Any]:
@@ -47,35 +59,79 @@ class Tokens(NamedTuple):
         return window[..., :-1], window[..., 1:]
 
 
-def tokens(files: Any, dtype: Any = None, *, length: int, stride: int | None = None) -> Tokens:
+class Draws:
+    """What a Loader makes of Tokens at random positions."""
+
+    def __init__(self, tokens: Tokens, seed: int):
+        import numpy
+
+        self._tokens, self._windows = tokens, tokens.windows()
+        total = sum(map(self._side_by_side, self._windows))
+        exact = numpy.array(tokens.weights) / sum(tokens.weights) * total
+        shares = exact.astype(int)
+        shares[numpy.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
+        self._shares = shares.tolist()
+        self.signature = {"tokens": self._shares}
+        arrays = [getattr(array, "field", array) for array in self._windows]
+        self.fields = Fields(["tokens"], [_core.draws_field("tokens", arrays, self._shares, seed)], tokens.build)
+
+    def _side_by_side(self, windows: Any) -> int:
+        parts = windows.arrays if isinstance(windows, Chunks) else [windows]
+        return sum((len(part) - 1) // self._tokens.length + 1 for part in parts)
+
+    def describe(self, _epoch: int) -> str:
+        parts = (
+            f"{share} of {', '.join(files)} ({share / self._side_by_side(windows):.2f} of it)"
+            for share, files, windows in zip(self._shares, self._tokens.files, self._windows, strict=True)
+        )
+        return f"{sum(self._shares)} windows an epoch, at random positions: {', '.join(parts)}"
+
+
+def tokens(
+    files: Any, dtype: Any = None, *, length: int, stride: int | None = None, at: Literal["random"] | None = None
+) -> Tokens:
     """Windows of files of tokens, for a `Loader`. Its batches are pairs `(x, y)` of `length` tokens each; `y` is `x`
     one token later. Both are views of one delivered window, which is read where it lies.
 
     Args:
-        files: A path, a pattern, or a list of paths. A file holds tokens and nothing else.
+        files: A path, a pattern, or a list of paths. A file holds tokens and nothing else. Or a mixture: a dict of such
+            paths or patterns and their weights. Its windows are at random positions.
         dtype: The type of the tokens. If it is None, it comes from the index of Megatron that lies beside the file:
             `corpus.idx` beside `corpus.bin`.
         length: Tokens of `x`.
         stride: Tokens from one window to the next in a file, `length` unless it is given. With a stride of 1 and
             `shuffle=True` windows begin anywhere.
+        at: "random": an epoch has as many windows as lie side by side in the files, and each begins anywhere. Where,
+            and the order, follow from the Loader's `seed` and the epoch; `shuffle` adds nothing.
 
     Raises:
         InvalidArgument: A file does not fit; also from the Loader, which reads it.
         OSError: A file cannot be read, likewise.
 
     Examples:
-        >>> windows = penstock.tokens(token_file, "uint16", length=128, stride=1)
-        >>> x, y = next(iter(penstock.Loader(windows, batch_size=8, shuffle=True, device="host")))
+        >>> windows = penstock.tokens(token_file, "uint16", length=128, at="random")
+        >>> x, y = next(iter(penstock.Loader(windows, batch_size=8, device="host")))
         >>> assert (x[:, 1:] == y[:, :-1]).all()
     """
     numpy = numpy_for("Reading files of tokens")
-    given = [files] if isinstance(files, str | os.PathLike) else files if isinstance(files, Iterable) else []
-    paths = [found for path in map(os.fspath, given) for found in sorted(glob.glob(path)) or [path]]
-    if not paths:
-        raise InvalidArgument(f"`files` is a path or a list of paths, not {files!r}.")
+    if isinstance(files, Mapping):
+        at, weights, given = "random", tuple(files.values()), [[path] for path in files]
+        if not all(is_number(weight) and 0 < weight < math.inf for weight in weights):
+            raise InvalidArgument(f"The weights of files of tokens are numbers above 0, not {list(weights)}.")
+    else:
+        one = isinstance(files, str | os.PathLike)
+        weights, given = (1.0,), [[files] if one else files if isinstance(files, Iterable) else []]
+    paths = tuple(
+        tuple(found for path in map(os.fspath, some) for found in sorted(glob.glob(path)) or [path]) for some in given
+    )
+    if not paths or not all(paths):
+        raise InvalidArgument(f"`files` is a path, a list of paths, or a dict of their weights, not {files!r}.")
+    if at not in (None, "random") or (at is not None and stride is not None):
+        raise InvalidArgument(f'`at` is "random", and `stride` is then left out, not {at!r}.')
     length = whole("length", length, 1, what="a number of tokens")
     stride = whole("stride", length if stride is None else stride, 1, what="a number of tokens")
-    return Tokens(tuple(paths), None if dtype is None else numpy.dtype(dtype).name, length, stride)
+    name = None if dtype is None else numpy.dtype(dtype).name
+    return Tokens(paths, name, length, stride) if at is None else Tokens(paths, name, length, 1, weights)
 
 
 def documents(path: str | os.PathLike) -> tuple[Any, Any]:

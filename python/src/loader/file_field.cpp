@@ -104,15 +104,27 @@ std::vector<FileField> open_files(const std::filesystem::path& path, bool mapped
   return fields;
 }
 
-/// `rows`: of 64 bits each.
-FileField chunks_field(const std::string& name, const nb::list& arrays, const nb::bytes& rows) {
-  std::vector<FieldReaderPtr> chunks;
+std::vector<std::uint64_t> numbers(const nb::bytes& bytes) {
+  std::vector<std::uint64_t> values(bytes.size() / sizeof(std::uint64_t));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(std::uint64_t));
+  return values;
+}
+
+std::vector<FieldReaderPtr> readers_of(const std::string& name, const nb::list& arrays) {
+  std::vector<FieldReaderPtr> readers;
   for (const nb::handle array : arrays) {
-    chunks.push_back(make_dataset({{name, nb::borrow(array)}}).reader(0));
+    readers.push_back(make_dataset({{name, nb::borrow(array)}}).reader(0));
   }
-  std::vector<std::uint64_t> order(rows.size() / sizeof(std::uint64_t));
-  std::memcpy(order.data(), rows.data(), order.size() * sizeof(std::uint64_t));
-  return {Dataset({read_chunks(name, std::move(chunks), std::move(order))}), 0};
+  return readers;
+}
+
+FileField chunks_field(const std::string& name, const nb::list& arrays, const nb::bytes& rows) {
+  return {Dataset({read_chunks(name, readers_of(name, arrays), numbers(rows))}), 0};
+}
+
+FileField draws_field(const std::string& name, const nb::list& arrays, std::vector<std::uint64_t> shares,
+                      std::uint64_t seed) {
+  return {Dataset({read_draws(name, readers_of(name, arrays), std::move(shares), seed)}), 0};
 }
 
 const Field& field_of(const FileField& self) { return self.file.field(self.field); }
@@ -138,18 +150,14 @@ nb::object sample(const FileField& self, std::int64_t index) {
 using RaggedTuple =
     std::tuple<std::string, std::string, std::vector<std::size_t>, nb::bytes, nb::bytes, nb::object>;
 
-std::span<const std::uint64_t> numbers(const nb::bytes& bytes) {
-  return {static_cast<const std::uint64_t*>(bytes.data()), bytes.size() / sizeof(std::uint64_t)};
-}
-
 RaggedField ragged_field(const RaggedTuple& given) {
   const auto& [name, dtype, shape, begins, bytes, owner] = given;
   RaggedField ragged{.field = {.name = name, .dtype = parse_dtype(dtype), .shape = shape},
                      .samples = {},
                      .keep_alive = keep_alive(owner)};
-  const auto sizes = numbers(bytes);
+  const auto places = numbers(begins), sizes = numbers(bytes);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    ragged.samples.emplace_back(reinterpret_cast<const std::byte*>(numbers(begins)[i]), sizes[i]);
+    ragged.samples.emplace_back(reinterpret_cast<const std::byte*>(places[i]), sizes[i]);
   }
   return ragged;
 }
@@ -303,6 +311,9 @@ void bind_file_field(nb::module_& module) {
       .def("__getitem__", &sample, nb::arg("index"), "One sample, in memory of its own.");
   module.def("chunks_field", &chunks_field, nb::arg("name"), nb::arg("arrays"), nb::arg("rows"),
              "The rows of arrays, one behind the other, or in the order `rows` of 64-bit numbers.");
+  module.def("draws_field", &draws_field, nb::arg("name"), nb::arg("arrays"), nb::arg("shares"),
+             nb::arg("seed"),
+             "As many rows of each array in an epoch as its share, at random: see read_draws.");
   module.def("open_files", &open_files, nb::arg("path"), nb::arg("mapped") = false,
              "The arrays of a file, or of the files of a directory: see open_dataset.");
 
