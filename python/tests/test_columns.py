@@ -220,6 +220,69 @@ class TestArrow:
         with pytest.raises(penstock.InvalidArgument, match=message):
             penstock.Loader(self.pa.table({"c": column}), device="host")
 
+    def test_a_stream_that_fails_midway_says_so_and_leaves_nothing(self):
+        whole = self.pa.record_batch({"x": np.arange(1000)})
+
+        class Stream:
+            def __init__(self, good):
+                self.good = good
+
+            def __arrow_c_stream__(this, requested_schema=None):
+                return self.pa.RecordBatchReader.from_batches(whole.schema, this.batches()).__arrow_c_stream__()
+
+            def batches(this):
+                for _ in range(this.good):
+                    yield self.pa.record_batch({"x": self.pa.array(range(1000))})
+                raise ValueError("the disk is gone")
+
+        before = self.pa.total_allocated_bytes()
+        for good in (0, 1, 5):
+            for data in (Stream(good), (Stream(good), np.zeros(3))):
+                with pytest.raises(penstock.Error, match=r"Arrow stream of a .*Stream failed: .*the disk is gone"):
+                    penstock.Loader(data, device="host")
+            assert self.pa.total_allocated_bytes() == before
+
+
+NULLS = {"n": [1, None, LARGE], "flag": [True, None, True], "x": [0.5, None, 2.5], "y": [1, 2, 3]}
+
+
+def tables(kind, columns, folder):
+    """A table in one of the forms that a Loader takes."""
+    library = pytest.importorskip(kind)
+    if kind == "pandas":
+        return library.DataFrame({name: library.array(values) for name, values in columns.items()})
+    if kind == "datasets":
+        return library.Dataset.from_dict(columns).select([0, 1, 2]).shuffle(seed=0).sort("y")
+    if kind == "pyarrow.parquet":
+        library.write_table(tables("pyarrow", columns, folder), folder / "x.parquet", row_group_size=1)
+        return folder / "x.parquet"
+    return library.table(columns) if kind == "pyarrow" else library.DataFrame(columns)
+
+
+@pytest.mark.parametrize("kind", ["pyarrow", "pandas", "polars", "datasets", "pyarrow.parquet"])
+def test_nulls_are_filled_as_asked(kind, device, tmp_path):
+    pytest.importorskip("pyarrow")
+    table = tables(kind, NULLS, tmp_path)
+    x = np.array([0.5, 0, 2.5])
+    expect(batches(table, device, fill_null=0), n=[1, 0, LARGE], flag=[True, False, True], x=x, y=[1, 2, 3])
+    options = {"device": device, "fill_null": {"x": 0.25, "n": -1, "flag": 0}, "features": ["y", "x"], "target": "n"}
+    loader = penstock.Loader(table, 3, **options)
+    for again in (loader, pickle.loads(pickle.dumps(loader))):
+        x, n = next(iter(again))
+        assert x.tolist() == [[1, 0.5], [2, 0.25], [3, 2.5]] and n.tolist() == [1, -1, LARGE]
+    for options, error in (
+        ({}, r"'n' has 1 nulls.*fill_null=\{'n': 0\}"),
+        ({"fill_null": {"n": 1}}, "'flag' has 1 nulls"),
+        ({"fill_null": 0.5}, "'n' holds int64, and fill_null=0.5 is no such value"),
+        ({"fill_null": "a"}, "'n' holds int64, and fill_null='a' is no such value"),
+        ({"fill_null": {"n": 1, "flag": 2}}, "'flag' holds bool, and fill_null=2"),
+    ):
+        with pytest.raises(penstock.Error, match=error):
+            list(penstock.Loader(table, 3, device="host", **options))
+    for data in (np.zeros(3), (table, np.zeros(3))):
+        with pytest.raises(penstock.InvalidArgument, match="`fill_null` is for a table"):
+            penstock.Loader(data, device="host", fill_null=0)
+
 
 @pytest.mark.usefixtures("size")
 class TestHuggingFace:

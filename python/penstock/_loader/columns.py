@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .. import _core
 from .._checks import has, is_number, numpy_for
-from .._errors import InvalidArgument
+from .._errors import Error, InvalidArgument
 from .._move.containers import contents_of, like
 from .chunks import LARGE, Chunks, column_of, side_by_side
 
@@ -35,11 +35,11 @@ class Fields(NamedTuple):
         return list(zip(self.names, arrays, strict=True))
 
 
-def fields_of(data: Any, features: Any = None, target: Any = None) -> Fields:
-    """Names, arrays and structure of `data`. `features`, `target`: see `chosen_columns`. Raises InvalidArgument that
-    names the field that does not fit."""
+def fields_of(data: Any, features: Any = None, target: Any = None, fill: Any = None) -> Fields:
+    """Names, arrays and structure of `data`. `features`, `target`: see `chosen_columns`; `fill`: `filled`. Raises
+    InvalidArgument that names the field that does not fit."""
     if features is not None or target is not None:
-        return _features(data, features, target)
+        return _features(data, features, target, fill)
     if isinstance(data, str | os.PathLike):
         return _files(data)
     if is_pictures(data):
@@ -49,7 +49,7 @@ def fields_of(data: Any, features: Any = None, target: Any = None) -> Fields:
     if is_a("penstock._loader.tokens", "Tokens", data):
         return data.fields()
     if is_table(data):
-        fields = _named(columns_of(data), lambda key, value: _column(value, key))
+        fields = _named(columns_of(data, fill), lambda key, value: _column(filled(value, key, fill), key))
         return fields._replace(is_table=True, of_tables=dict.fromkeys(fields.names))
     if is_a("tensordict", "TensorDictBase", data):
         return _tensordict(data)
@@ -97,15 +97,15 @@ def built_of(chosen: Mapping[Any, Any], features: Any, target: Any) -> tuple[Bui
     return build, [name for name, columns in chosen.items() if isinstance(columns, list)]
 
 
-def _features(data: Any, features: Any, target: Any) -> Fields:
+def _features(data: Any, features: Any, target: Any, fill: Any) -> Fields:
     if not is_table(data):
         raise InvalidArgument(f"`features` and `target` name columns of a table, and this is {_a(data)}.")
-    columns = columns_of(data)
+    columns = columns_of(data, fill)
     chosen = chosen_columns(list(columns), features, target)
     build, tables = built_of(chosen, features, target)
-    of_tables = {name: {key: columns[key] for key in chosen[name]} for name in tables}
+    of_tables = {name: {key: filled(columns[key], key, fill) for key in chosen[name]} for name in tables}
     arrays = [
-        matrix_of(of_tables[name], name) if name in tables else _column(columns[key], key)
+        matrix_of(of_tables[name], name) if name in tables else _column(filled(columns[key], key, fill), key)
         for name, key in chosen.items()
     ]
     return Fields(list(chosen), arrays, build, True, of_tables)
@@ -494,8 +494,8 @@ def is_table(data: Any) -> bool:
     return not is_column(data) and (has(data, "__arrow_c_stream__") or has(data, "__arrow_c_array__"))
 
 
-def columns_of(data: Any) -> Mapping[Any, Any]:
-    """The columns of a table by name."""
+def columns_of(data: Any, fill: Any = None) -> Mapping[Any, Any]:
+    """The columns of a table by name. Those of Hugging Face are arrays, and filled."""
     if type(data) is dict:
         return data
     if is_a("pandas", "DataFrame", data):
@@ -505,22 +505,48 @@ def columns_of(data: Any) -> Mapping[Any, Any]:
     if is_a("polars", "DataFrame", data):
         return {series.name: series for series in data.get_columns()}
     if is_a("datasets", "Dataset", data):
-        return _hugging_face(data)
+        return _hugging_face(data, fill)
     if is_a("datasets", "DatasetDict", data):
         raise InvalidArgument(f"This is a dict of splits: choose one, such as dataset[{next(iter(data), 'train')!r}].")
+    pyarrow = _pyarrow_for(f"Reading {_a(data)}")
     try:
-        import pyarrow
-    except ImportError:
-        raise InvalidArgument(
-            f"Reading {_a(data)} needs pyarrow: pip install pyarrow, or pass a dict of arrays."
-        ) from None
-    table = pyarrow.table(data)
+        table = pyarrow.table(data)
+    except Exception as error:
+        raise Error(f"Reading the Arrow stream of {_a(data)} failed: {error}") from error
     if len(set(table.column_names)) < len(table.column_names):
         raise InvalidArgument(f"Two columns have the same name: {table.column_names}. Rename one.")
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _hugging_face(data: Any) -> Mapping[Any, Any]:
+def _pyarrow_for(what: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise InvalidArgument(f"{what} needs pyarrow: pip install pyarrow, or pass a dict of arrays.") from None
+    return pyarrow
+
+
+def filled(column: Any, name: Any, fill: Any) -> Any:
+    """The column with its nulls filled, in pandas also NaN. `fill`: a number, or a dict of numbers by columns."""
+    value = fill.get(name) if isinstance(fill, Mapping) else fill
+    if value is None or not is_column(column):
+        return column
+    pyarrow = _pyarrow_for(f"Filling column '{name}'")
+    arrow = pyarrow.array(column, from_pandas=True) if is_a("pandas", "Series", column) else column
+    arrow = arrow.to_arrow() if is_a("polars", "Series", arrow) else arrow
+    if not arrow.null_count:
+        return column
+    kind, types = arrow.type, pyarrow.types
+    try:
+        scalar = pyarrow.scalar(bool(value) if types.is_boolean(kind) else value, kind)
+    except (ValueError, TypeError, OverflowError, NotImplementedError):
+        scalar = None
+    if scalar is None or not (types.is_floating(kind) or scalar.as_py() == value):
+        raise InvalidArgument(f"Column '{name}' holds {kind}, and fill_null={value!r} is no such value.")
+    return arrow.fill_null(scalar)
+
+
+def _hugging_face(data: Any, fill: Any = None) -> Mapping[Any, Any]:
     """The columns of the dataset's format, in the order of samples that `shuffle` or `select` gave it."""
     if data.format["type"] == "custom":
         raise InvalidArgument(
@@ -531,7 +557,7 @@ def _hugging_face(data: Any) -> Mapping[Any, Any]:
         raise InvalidArgument("This dataset's format asks for another dtype: reset_format(), and pass `to=` instead.")
     rows = None if data._indices is None else data._indices.column(0).to_numpy()
     names = data.format["columns"] or data.column_names
-    return {name: _in_order(data.data.column(name), name, rows) for name in names}
+    return {name: _in_order(filled(data.data.column(name), name, fill), name, rows) for name in names}
 
 
 def _in_order(column: Any, name: Any, rows: Any) -> Any:
@@ -573,10 +599,13 @@ def _column(value: Any, name: Any) -> Any:
     return _array(value, str(name))
 
 
+_FILL = "pyarrow.compute.fill_null(column, ...)"
+
+
 def _nulls(name: Any, count: int, advice: str) -> InvalidArgument:
     return InvalidArgument(
-        f"Column '{name}' has {count} nulls, which an array of numbers cannot hold. Fill them ({advice}) or drop "
-        "their rows."
+        f"Column '{name}' has {count} nulls, which an array of numbers cannot hold. Fill them (numbers of a table by "
+        f"fill_null={{{name!r}: 0}}, others by {advice}) or drop their rows."
     )
 
 
@@ -617,7 +646,7 @@ def _arrow(column: Any, name: Any, rows: Any = None) -> Any:
     import pyarrow
 
     if column.null_count:
-        raise _nulls(name, column.null_count, "pyarrow.compute.fill_null(column, ...)")
+        raise _nulls(name, column.null_count, _FILL)
     if isinstance(column, pyarrow.ChunkedArray):
         chunks = [chunk for chunk in column.chunks if len(chunk)] or [column.combine_chunks()]
     else:
@@ -635,7 +664,7 @@ def values_of(array: Any, name: Any, column: Any) -> Any:
     import pyarrow
 
     if array.null_count:
-        raise _nulls(name, array.null_count, "pyarrow.compute.fill_null(column, ...)")
+        raise _nulls(name, array.null_count, _FILL)
     if isinstance(array, pyarrow.ExtensionArray):
         return _extension(array, name)
     kind, types = array.type, pyarrow.types

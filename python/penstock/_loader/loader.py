@@ -15,7 +15,7 @@ from .._engines import close_at_exit
 from .._errors import Closed, InvalidArgument
 from .._progress import Progress
 from .._statistics import FeedStatistics, lines_as_html
-from .columns import Samples, fields_of
+from .columns import Samples, fields_of, is_table
 from .conversions import convert, field_options, targets_of
 from .packs import Packs
 from .parquet import Parquet, parquet_files
@@ -60,10 +60,10 @@ class Loader:
         data: One array, or a tuple, list or dict of them, a TensorDataset or a TensorDict; the first axis of each
             counts samples. NumPy arrays, memory maps and PyTorch tensors without gaps are read in place, so they must
             not change meanwhile. Others are copied once. A table (pandas, polars, Arrow, a Hugging Face dataset,
-            anything with an Arrow C stream) becomes a dict of its columns, each in its own type; nulls are refused.
-            Within a tuple, list or dict it becomes a matrix of its columns: `(frame[names], frame["target"])`. The path
-            of a .npy file stands for its array; that of a .npz or .safetensors file, alone, for a dict of its arrays.
-            Or what `Pictures`, `tokens` and `SharedDataset` give.
+            anything with an Arrow C stream) becomes a dict of its columns, each in its own type. Within a tuple, list
+            or dict it becomes a matrix of its columns: `(frame[names], frame["target"])`. The path of a .npy file
+            stands for its array; that of a .npz or .safetensors file, alone, for a dict of its arrays. Or what
+            `Pictures`, `tokens` and `SharedDataset` give.
         batch_size, shuffle, seed, drop_last: As in PyTorch. None is a batch size of 1.
         device: As in `to_device`. If it is a list of devices, each gets every batch, and an iteration gives lists with
             one batch for each. With a `ProcessGroup`, each of its processes has one device, and all get the same
@@ -72,6 +72,8 @@ class Loader:
         features, target: Columns of a table. A batch is then a matrix of the columns that `features` lists, or a pair
             of it and the target: one column, or a matrix of a list. If one of them is None, the features are all
             others.
+        fill_null: What stands for the nulls of a table or of Parquet files, which are refused otherwise: a number, or a
+            dict of numbers by columns. In pandas, NaN are nulls, too. Such columns are copied.
         group, relay: Other spellings of `device`: a list of devices or a ProcessGroup, and `over` of `relayed`.
         sampler, batch_sampler: As in PyTorch, an iterable of indices, or of batches of them, which may repeat, and
             begins anew with each iteration. It is asked on the thread that iterates, `prefetch_depth` batches ahead,
@@ -125,6 +127,7 @@ class Loader:
         *,
         features: Any = None,
         target: Any = None,
+        fill_null: Any = None,
         group: Any = None,
         relay: Any = None,
         sampler: Any = None,
@@ -165,24 +168,28 @@ class Loader:
             raise InvalidArgument(
                 "Packs, and windows at random positions, follow from `seed` and the epoch: leave the sampler out."
             )
+        if fill_null is not None and (packs or (files is None and not is_table(data))):
+            raise InvalidArgument("`fill_null` is for a table and for Parquet files, without `pack` and `pad`.")
         order = {"shuffle": bool(shuffle), "seed": whole("seed", seed, 0, UINT64)}
         with Progress(lambda seconds: f"Loader: reads and converts the data, {seconds:.0f} s"):
             if files is not None:
-                self._source = Parquet(files, features, target)
+                self._source = Parquet(files, features, target, fill_null)
             elif packs:
                 self._source = Packs(data, pack, pad, batch_size, **order, drop_last=bool(drop_last))
             elif windows:
                 self._source = Draws(data, order["seed"])
                 order["shuffle"] = True  # so that the parts of a mixture are
             if self._source is None:
-                fields = fields_of(data.data if isinstance(data, SharedDataset) else data, features, target)
+                given = data.data if isinstance(data, SharedDataset) else data
+                fields = fields_of(given, features, target, fill_null)
             else:
                 fields = self._source.fields
             targets = self._source.targets(to) if packs else targets_of(fields, to)
             fields = convert(fields, targets, scale, shift)
         kept = {"data": data, "to": to}  # for pickling
         if fields.is_table:  # only the columns that were made of it are kept
-            kept = {"data": fields.build(fields.arrays), "to": targets, "features": None, "target": None}
+            kept = {"data": fields.build(fields.arrays), "to": targets}
+            kept |= dict.fromkeys(("features", "target", "fill_null"))
         self._destination = destination = Destination(device, group, relay)
         self._arguments = {**arguments, **kept, "tuning": tuning, "device": destination.given}
         processes = destination.processes

@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import _core
 from .._errors import Error, InvalidArgument
-from .columns import Fields, built_of, chosen_columns, column_array, matrix_of
+from .columns import Fields, built_of, chosen_columns, column_array, filled, matrix_of
 from .sampler import Sampler
 
 _WINDOWS = 3  # in memory: that of the batches, the one before, in which a batch may begin, and the one behind
@@ -35,12 +35,13 @@ def parquet_files(data: Any) -> list[str] | None:
 class Parquet:
     """The rows of Parquet files, one behind the other. `fields`: parts of them, which `stream` reads."""
 
-    def __init__(self, files: list[str], features: Any, target: Any):
+    def __init__(self, files: list[str], features: Any, target: Any, fill: Any):
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
             raise InvalidArgument(f"Reading {files[0]} needs pyarrow: pip install pyarrow.") from None
         opened = [_File(path) for path in files]
+        self.fill = fill
         self._groups = [(file, group) for file in opened for group, rows in enumerate(file.rows) if rows]
         self._begins = [0, *itertools.accumulate(file.rows[group] for file, group in self._groups)]
         if not self._groups:
@@ -186,7 +187,7 @@ class Part:
 
     def _arrays(self, table: Any) -> dict[str, Any]:
         names = [self._columns] if isinstance(self._columns, str) else self._columns
-        arrays = {name: column_array(table.column(name), name) for name in names}
+        arrays = {name: column_array(filled(table.column(name), name, self._owner.fill), name) for name in names}
         for name, array in arrays.items():
             shape = self._shapes.setdefault(name, array.shape[1:])
             if shape != array.shape[1:]:
