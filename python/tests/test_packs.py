@@ -260,3 +260,21 @@ def test_what_does_not_fit_is_refused(what):
 def test_options_that_do_not_fit_are_refused(options, message):
     with pytest.raises(penstock.InvalidArgument, match=message):
         penstock.Loader({"input_ids": (TOKENS, OFFSETS)}, device="host", **options)
+
+
+def test_a_feed_with_a_collator_names_the_loader_that_packs_or_pads():
+    datasets, transformers = pytest.importorskip("datasets"), pytest.importorskip("transformers")
+    rows = datasets.Dataset.from_dict({"input_ids": SAMPLES, "labels": SAMPLES})
+
+    def last_line(collator, data=rows):
+        return penstock.feed(torch.utils.data.DataLoader(data, 8, collate_fn=collator), "host").describe()[-1]
+
+    flat, padding = transformers.DataCollatorWithFlattening(), transformers.DataCollatorWithPadding(None)
+    for collator, call in (
+        (flat, 'penstock.Loader(dataset, pack={"input_ids": N}) gives packs'),
+        (padding, 'penstock.Loader(dataset, 8, pad="longest") gives such matrices'),
+    ):
+        assert call in last_line(collator)
+        others = [rows.add_column("score", [0.5] * len(SAMPLES)), rows.rename_column("input_ids", "ids"), SAMPLES]
+        assert all("penstock.Loader" not in last_line(collator, other) for other in others)
+    assert "penstock.Loader" not in last_line(type("DataCollatorWithPadding", (), {"__call__": None})())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import _core
+from .._loader.columns import is_a
 from .._loader.indices import draw_seed, has_pieces
 from .._loader.samplers import Several
 from .pictures import folder_of, picture_rows
@@ -102,7 +104,7 @@ def _why_not_rows(loader: Any) -> str:
     if loader.batch_sampler is None:
         return "it does not batch"
     if loader.collate_fn is not data.default_collate or not _stacks_tensors(data):
-        return "it has a collate_fn of its own"
+        return f"it has a collate_fn of its own{_or_packs(loader)}"
     if loader.num_workers > 0 and not _only_seeds(loader.worker_init_fn):
         return "it has a worker_init_fn"
     if _batch_size(loader.batch_sampler) < 1:
@@ -148,6 +150,20 @@ def _tensors_in(dataset: Any, feed: Any) -> Tensors | str:
         if picked is None:
             return _PICKS_TOO_MUCH
     return Tensors(names, arrays, build, picked)
+
+
+def _or_packs(loader: Any) -> str:
+    """What a Loader would give in place of a collator of transformers, if all columns are lists of whole numbers."""
+    kind, data = type(loader.collate_fn), loader.dataset
+    given = {
+        "DataCollatorWithFlattening": 'pack={"input_ids": N}) gives packs of up to N tokens and their cu_seqlens',
+        "DataCollatorWithPadding": f'{loader.batch_size}, pad="longest") gives such matrices and their lengths',
+    }.get(kind.__name__)
+    if given is None or not kind.__module__.startswith("transformers.") or not is_a("datasets", "Dataset", data):
+        return ""
+    columns = {field.name: str(field.type) for field in data.features.arrow_schema}
+    is_of_lists = all(re.fullmatch(r"(large_)?list<\w+: u?int\d+>", column) for column in columns.values())
+    return f"; penstock.Loader(dataset, {given}" if is_of_lists and "input_ids" in columns else ""
 
 
 def _or_pictures(dataset: Any) -> str:
