@@ -12,6 +12,11 @@
 #include <penstock/data/rows.hpp>
 
 #include <linux/aio_abi.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -274,6 +279,54 @@ TEST_F(BlockReads, ThatASandboxForbidsAreMadeThroughThePageCache) {
   ASSERT_TRUE(forget());
   EXPECT_EQ(reads_of(BlockReader(reader, true, 0, 2), 5000, shuffled(300, 2)), 0u);
   AsyncReads::stand_in(AsyncReads::kSystem);
+}
+
+/// The process is killed if it asks for io_uring; other asynchronous reads are refused.
+[[nodiscard]] bool forbid_asynchronous_reads() {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{.len = std::size(filter), .filter = filter};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST_F(BlockReads, ThatSeccompWouldKillAreMadeThroughThePageCache) {
+  const auto mapped = map(300 * 5000);
+  PENSTOCK_MAKE_COLD(path_);
+  EXPECT_TRUE(testing::succeeds_in_child([&] {
+    if (!forbid_asynchronous_reads()) return false;
+    BlockReader blocks(read_array(samples_of(5000), mapped, nullptr), true, 1 << 20);
+    return reads_of(blocks, 5000, shuffled(300, 1)) == 0 && !HasFailure();
+  }));
+}
+
+TEST_F(BlockReads, OfManyFilesLeaveDescriptorsToTheProgram) {
+  constexpr std::size_t kFiles = 60;
+  std::vector<std::byte> all;
+  std::vector<std::unique_ptr<std::byte, Unmap>> mappings;
+  std::vector<FieldReaderPtr> chunks;
+  for (std::size_t i = 0; i < kFiles; ++i) {
+    const auto mapped = map(2 * kPageBytes);
+    std::filesystem::rename(path_, directory_.path() / std::to_string(i));
+    PENSTOCK_MAKE_COLD(directory_.path() / std::to_string(i));
+    all.insert(all.end(), content_.begin(), content_.end());
+    chunks.push_back(read_array(samples_of(kPageBytes), mapped, nullptr));
+    mappings.push_back(std::move(mapping_));
+  }
+  content_ = std::move(all);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{.rlim_cur = 80, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  BlockReader blocks(read_chunks("x", chunks), true, 0);
+  EXPECT_EQ(reads_of(blocks, kPageBytes, shuffled(2 * kFiles, 1), 10), 2u * 80 / 8) << "of an eighth";
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST_F(BlockReads, LeaveAloneWhatTheProcessChangedForItself) {

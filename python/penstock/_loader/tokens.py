@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import math
 import os
@@ -169,4 +170,10 @@ def _values(file: str, dtype: str | None) -> Any:
     size, item = os.path.getsize(file), numpy.dtype(dtype).itemsize
     if size == 0 or size % item:
         raise InvalidArgument(f"{file} has {size} bytes, which are no whole number of tokens of {item} ({dtype}).")
-    return numpy.memmap(file, numpy.dtype(dtype).newbyteorder("<"), mode="r")
+    try:
+        return numpy.memmap(file, numpy.dtype(dtype).newbyteorder("<"), mode="r")
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENOMEM):
+            raise
+        advice = "A mapped file stays open: raise the limits (ulimit -n, vm.max_map_count), or join the files"
+        raise OSError(error.errno, f"{os.strerror(error.errno)}. {advice}", file) from None
