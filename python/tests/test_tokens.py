@@ -173,12 +173,24 @@ def test_more_shards_than_descriptors_are_named(tmp_path, monkeypatch):
     try:
         rows = torch.cat([torch.as_tensor(x) for x in penstock.Loader(str(tmp_path / "*.npy"), 240, device="host")])
         assert rows.tolist() == np.concatenate([TOKENS[i : i + 4] for i in range(60)]).tolist()
-        monkeypatch.setattr("penstock._loader.columns.LARGE", 0)
+        for module in ("columns", "tokens"):
+            monkeypatch.setattr(f"penstock._loader.{module}.LARGE", 0)
         for data in (tmp_path / "*.npy", penstock.tokens(tmp_path / "*.npy", "uint8", length=9)):
             with pytest.raises(OSError, match=r"\d\d\.npy.*raise the limit|raise the limit.*\d\d\.npy"):
                 penstock.Loader(data, device="host")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_file_that_is_cut_meanwhile_is_an_error_and_no_signal(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock._loader.tokens.LARGE", 0)
+    for options in ({}, {"stride": 1}, {"at": "random"}):
+        np.tile(TOKENS, 100).tofile(tmp_path / "long.bin")
+        batches = iter(penstock.Loader(penstock.tokens(tmp_path / "long.bin", "uint16", length=64, **options), 4))
+        next(batches)
+        os.truncate(tmp_path / "long.bin", 20_000)
+        with pytest.raises(penstock.Error, match=r"long.bin was cut short .* sample \d+ of field 'tokens'"):
+            list(batches)
 
 
 def test_a_damaged_index_is_an_error_or_harmless(corpus, random):

@@ -4,6 +4,7 @@
 
 #include <penstock/core/error.hpp>
 #include <penstock/core/file_error.hpp>
+#include <penstock/data/rows.hpp>
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -20,13 +21,16 @@ namespace {
 // each run of samples, and reports a cut as a short read.
 class FileReader final : public FieldReader {
  public:
-  FileReader(File file, Field field, std::uint64_t offset, std::uint64_t sample_count)
+  /// `stride`: bytes from one sample to the next; 0: those of a sample.
+  FileReader(File file, Field field, std::uint64_t offset, std::uint64_t sample_count,
+             std::uint64_t stride = 0)
       : file_(std::move(file)),
         field_(std::move(field)),
         sample_bytes_(field_.sample_bytes()),
+        stride_(stride == 0 ? sample_bytes_ : stride),
         offset_(offset),
         sample_count_(sample_count) {
-    const std::size_t bytes = static_cast<std::size_t>(offset_ + sample_count_ * sample_bytes_);
+    const auto bytes = static_cast<std::size_t>(offset_ + (sample_count_ - 1) * stride_ + sample_bytes_);
     void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file_.descriptor(), 0);
     if (data == MAP_FAILED) return;
     mapping_ = {static_cast<std::byte*>(data), bytes};
@@ -44,6 +48,13 @@ class FileReader final : public FieldReader {
 
   void gather(std::span<const std::uint64_t> indices, std::span<std::byte> destination,
               StoreKind /*stores*/) const override {
+    if (stride_ != sample_bytes_) {
+      for (const std::uint64_t index : indices) {
+        read_samples(file_, field_, index, offset_ + index * stride_, destination.first(sample_bytes_));
+        destination = destination.subspan(sample_bytes_);
+      }
+      return;
+    }
     for_each_run(indices, sample_bytes_, [&](std::uint64_t first, std::size_t count, std::size_t offset) {
       read_samples(file_, field_, first, offset_ + first * sample_bytes_,
                    destination.subspan(offset, count * sample_bytes_));
@@ -51,15 +62,20 @@ class FileReader final : public FieldReader {
   }
 
   std::span<const std::byte> memory() const noexcept override {
-    return mapping_.empty() ? mapping_ : mapping_.subspan(static_cast<std::size_t>(offset_));
+    if (mapping_.empty() || stride_ != sample_bytes_) return {};
+    return mapping_.subspan(static_cast<std::size_t>(offset_));
+  }
+  const std::byte* address(std::uint64_t index) const noexcept override {
+    return mapping_.empty() ? nullptr : mapping_.data() + offset_ + index * stride_;
   }
 
-  bool is_file_mapping() const noexcept override { return !mapping_.empty(); }
+  bool is_file_mapping() const noexcept override { return !memory().empty(); }
 
  private:
   File file_;
   Field field_;
   std::size_t sample_bytes_;
+  std::uint64_t stride_;
   std::uint64_t offset_;
   std::uint64_t sample_count_;
   std::span<std::byte> mapping_;
@@ -134,6 +150,24 @@ FieldReaderPtr read_raw(const std::filesystem::path& path, Field field, std::uin
                     dtype_name(field.dtype)));
   }
   return read_file(std::move(file), std::move(field), offset, payload / bytes, options);
+}
+
+FieldReaderPtr read_windows(const std::filesystem::path& path, Field field, std::uint64_t stride,
+                            const FileOptions& options) {
+  File file(path);
+  const std::size_t bytes = field.sample_bytes();
+  if (bytes == 0 || stride == 0 || file.size() < bytes) {
+    throw Error(fmt::format("{} has {} bytes: windows of {} bytes, one every {}, do not fit.", file.name(),
+                            file.size(), bytes, stride));
+  }
+  const std::uint64_t count = (file.size() - bytes) / stride + 1;
+  if (file.size() > options.load_limit) {
+    return std::make_shared<FileReader>(std::move(file), std::move(field), 0, count, stride);
+  }
+  const auto pages =
+      std::make_shared<const HostPages>(static_cast<std::size_t>((count - 1) * stride + bytes));
+  read_exactly(file, 0, pages->bytes());
+  return read_strided(std::move(field), pages->bytes(), static_cast<std::size_t>(stride), pages);
 }
 
 }  // namespace penstock

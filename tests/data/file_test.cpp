@@ -7,6 +7,7 @@
 #include <penstock/data/open_dataset.hpp>
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -82,6 +83,37 @@ TEST_F(Files, ACutWhileMappedIsAnErrorAndNoSignal) {
   std::filesystem::resize_file(file, 0);
   expect_error<Error>([&] { static_cast<void>(test::gather(dataset, 0, there)); },
                       {"cut short", "ends at byte 0,", "sample 39"});
+}
+
+TEST_F(Files, WindowsMayOverlapAndLeaveARest) {
+  const auto data = test::random_bytes(1003, 5);
+  for (const std::uint64_t load_limit : {0, 1003}) {
+    for (const std::uint64_t stride : {3, 10, 400}) {
+      const auto file = directory_.write("x.bin", data);
+      const Field field{"x", DType::uint16, {5}};
+      const Dataset windows({read_windows(file, field, stride, {load_limit})});
+      ASSERT_EQ(windows.sample_count(), 993 / stride + 1);
+      const std::vector<std::uint64_t> some = {windows.sample_count() - 1, 0, 1};
+      std::vector<std::byte> expected;
+      for (const std::uint64_t i : some) {
+        const auto begin = data.begin() + static_cast<std::ptrdiff_t>(i * stride);
+        expected.insert(expected.end(), begin, begin + 10);
+        EXPECT_EQ(*windows.reader(0)->address(i), *begin);
+      }
+      EXPECT_EQ(test::gather(windows, 0, some), expected);
+      EXPECT_EQ(windows.memory(0).empty() && !windows.is_file_mapping(0), stride != 10 || load_limit > 0);
+      std::filesystem::resize_file(file, 500);
+      if (load_limit > 0) continue;
+      expect_error<Error>([&] { static_cast<void>(test::gather(windows, 0, some)); },
+                          {"x.bin", "cut short", "ends at byte 500", fmt::format("sample {}", some[0])});
+    }
+  }
+  const auto file = directory_.write("x.bin", test::random_bytes(9, 5));
+  for (const std::uint64_t stride : {0, 1}) {
+    expect_error<Error>(
+        [&] { static_cast<void>(read_windows(file, {"x", DType::uint8, {9 + stride}}, stride)); },
+        {"x.bin has 9 bytes", "do not fit"});
+  }
 }
 
 TEST_F(Files, ACutWhileLoadedIsAnError) {

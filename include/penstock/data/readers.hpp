@@ -56,6 +56,11 @@ template <typename T>
 [[nodiscard]] FieldReaderPtr read_raw(const std::filesystem::path& path, Field field,
                                       std::uint64_t offset = 0, const FileOptions& options = {});
 
+/// Windows of a file: sample i begins at byte i * `stride`, and the last one is the last that fits. They may
+/// overlap. Throws Error if none fits.
+[[nodiscard]] FieldReaderPtr read_windows(const std::filesystem::path& path, Field field,
+                                          std::uint64_t stride, const FileOptions& options = {});
+
 /// Writes sample `index` over all of `destination` and returns the number of bytes written. Called from
 /// several threads at once. An exception or a short write becomes an Error that names the sample.
 using SampleFunction = std::function<std::size_t(std::uint64_t index, std::span<std::byte> destination)>;

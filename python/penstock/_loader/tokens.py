@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import math
 import os
@@ -13,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from .. import _core
 from .._checks import is_number, numpy_for, whole
 from .._errors import InvalidArgument, Unsupported
-from .chunks import Chunks
+from .chunks import LARGE
 from .columns import Fields
 
 _HEADER = struct.Struct("<9sQBQQ")  # of an index: magic, version, type, sequences, documents
@@ -30,27 +29,28 @@ class Tokens(NamedTuple):
     stride: int
     weights: tuple[float, ...] = ()  # of the sources, if windows are at random positions
 
-    def windows(self) -> list[Any]:
-        """All windows of each source, of one token more than `length`, where they lie."""
+    def windows(self) -> list[list[Any]]:
+        """All windows, of one token more than `length`, of each file of each source, where they lie."""
         import numpy
 
         width, sources = self.length + 1, []
+        mapped = sum(os.path.getsize(file) for files in self.files for file in files) > LARGE
         for files in self.files:
-            arrays = []
+            fields = []
             for file in files:
-                values = _values(file, self.dtype)
-                if len(values) < width:
-                    raise InvalidArgument(f"{file} has {len(values)} tokens, and a window takes {width}: leave it out.")
-                arrays.append(numpy.lib.stride_tricks.sliding_window_view(values, width)[:: self.stride])
-            sources.append(arrays)
-        types = {str(array.dtype) for arrays in sources for array in arrays}
+                dtype = self.dtype or documents(file)[0].dtype.name
+                count = _count(file, numpy.dtype(dtype))
+                if count < width:
+                    raise InvalidArgument(f"{file} has {count} tokens, and a window takes {width}: leave it out.")
+                fields.append(_core.windows_field(file, dtype, width, self.stride, mapped))
+            sources.append(fields)
+        types = {field.dtype for fields in sources for field in fields}
         if len(types) > 1:
             raise InvalidArgument(f"Files of tokens of one set have one type, not {sorted(types)}.")
-        return [arrays[0] if len(arrays) == 1 else Chunks(arrays) for arrays in sources]
+        return sources
 
     def fields(self) -> Fields:
-        (windows,) = self.windows()
-        return Fields(["tokens"], [windows], self.build)
+        return Fields(["tokens"], [_joined(*self.windows())], self.build)
 
     @staticmethod
     def build(arrays: list[Any]) -> tuple[Any, Any]:
@@ -66,24 +66,22 @@ class Draws:
     def __init__(self, tokens: Tokens, seed: int):
         import numpy
 
-        self._tokens, self._windows = tokens, tokens.windows()
-        total = sum(map(self._side_by_side, self._windows))
+        sources = tokens.windows()
+        self._files = tokens.files
+        self._side_by_side = [sum((len(field) - 1) // tokens.length + 1 for field in fields) for fields in sources]
+        total = sum(self._side_by_side)
         exact = numpy.array(tokens.weights) / sum(tokens.weights) * total
         shares = exact.astype(int)
         shares[numpy.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
         self._shares = shares.tolist()
         self.signature = {"tokens": self._shares}
-        arrays = [getattr(array, "field", array) for array in self._windows]
-        self.fields = Fields(["tokens"], [_core.draws_field("tokens", arrays, self._shares, seed)], tokens.build)
-
-    def _side_by_side(self, windows: Any) -> int:
-        parts = windows.arrays if isinstance(windows, Chunks) else [windows]
-        return sum((len(part) - 1) // self._tokens.length + 1 for part in parts)
+        draws = _core.draws_field("tokens", [_joined(fields) for fields in sources], self._shares, seed)
+        self.fields = Fields(["tokens"], [draws], tokens.build)
 
     def describe(self, _epoch: int) -> str:
         parts = (
-            f"{share} of {', '.join(files)} ({share / self._side_by_side(windows):.2f} of it)"
-            for share, files, windows in zip(self._shares, self._tokens.files, self._windows, strict=True)
+            f"{share} of {', '.join(files)} ({share / whole:.2f} of it)"
+            for share, files, whole in zip(self._shares, self._files, self._side_by_side, strict=True)
         )
         return f"{sum(self._shares)} windows an epoch, at random positions: {', '.join(parts)}"
 
@@ -149,7 +147,8 @@ def documents(path: str | os.PathLike) -> tuple[Any, Any]:
         raise InvalidArgument(f"{index} is no index of Megatron's, of integers, or it is cut short.")
     lengths = numpy.frombuffer(data, "<i4", count, _HEADER.size).astype(numpy.int64)
     places = numpy.frombuffer(data, "<i8", count, _HEADER.size + 4 * count)
-    values = _values(file, _TYPES[kind])
+    dtype = numpy.dtype(_TYPES[kind])
+    values = numpy.memmap(file, dtype.newbyteorder("<"), "r", shape=_count(file, dtype))
     offsets = numpy.concatenate([[0], numpy.cumsum(lengths)])
     wrong = (lengths < 0) | (places != offsets[:-1] * values.itemsize) | (offsets[1:] > len(values))
     if wrong.any():
@@ -161,19 +160,12 @@ def documents(path: str | os.PathLike) -> tuple[Any, Any]:
     return values, offsets
 
 
-def _values(file: str, dtype: str | None) -> Any:
-    """The tokens of a file, mapped."""
-    import numpy
+def _joined(fields: list[Any]) -> Any:
+    return fields[0] if len(fields) == 1 else _core.chunks_field("tokens", fields, b"")
 
-    if dtype is None:
-        return documents(file)[0]
-    size, item = os.path.getsize(file), numpy.dtype(dtype).itemsize
+
+def _count(file: str, dtype: Any) -> int:
+    size, item = os.path.getsize(file), dtype.itemsize
     if size == 0 or size % item:
         raise InvalidArgument(f"{file} has {size} bytes, which are no whole number of tokens of {item} ({dtype}).")
-    try:
-        return numpy.memmap(file, numpy.dtype(dtype).newbyteorder("<"), mode="r")
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENOMEM):
-            raise
-        advice = "A mapped file stays open: raise the limits (ulimit -n, vm.max_map_count), or join the files"
-        raise OSError(error.errno, f"{os.strerror(error.errno)}. {advice}", file) from None
+    return size // item

@@ -127,6 +127,15 @@ FileField draws_field(const std::string& name, const nb::list& arrays, std::vect
   return {Dataset({read_draws(name, readers_of(name, arrays), std::move(shares), seed)}), 0};
 }
 
+FileField windows_field(const std::filesystem::path& path, const std::string& dtype, std::size_t length,
+                        std::size_t stride, bool mapped) {
+  const Unlocked unlocked;
+  const Field field{.name = "tokens", .dtype = parse_dtype(dtype), .shape = {length}};
+  FileOptions options;
+  if (mapped) options.load_limit = 0;
+  return {Dataset({read_windows(path, field, stride * dtype_bytes(field.dtype), options)}), 0};
+}
+
 const Field& field_of(const FileField& self) { return self.file.field(self.field); }
 
 nb::tuple shape_in_file(const FileField& self) {
@@ -311,6 +320,8 @@ void bind_file_field(nb::module_& module) {
       .def("__getitem__", &sample, nb::arg("index"), "One sample, in memory of its own.");
   module.def("chunks_field", &chunks_field, nb::arg("name"), nb::arg("arrays"), nb::arg("rows"),
              "The rows of arrays, one behind the other, or in the order `rows` of 64-bit numbers.");
+  module.def("windows_field", &windows_field, nb::arg("path"), nb::arg("dtype"), nb::arg("length"),
+             nb::arg("stride"), nb::arg("mapped"), "Windows of the values of a file: see read_windows.");
   module.def("draws_field", &draws_field, nb::arg("name"), nb::arg("arrays"), nb::arg("shares"),
              nb::arg("seed"),
              "As many rows of each array in an epoch as its share, at random: see read_draws.");
