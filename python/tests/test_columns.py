@@ -50,9 +50,6 @@ class TestPandas:
         frame = self.frame().convert_dtypes()
         frame["price"] = frame["price"].fillna(7)
         expect(batches(frame[["id", "flag"]], device), id=IDS, flag=FLAGS)
-        frame.loc[2, "id"] = self.pd.NA
-        with pytest.raises(penstock.InvalidArgument, match="Column 'id' has 1 nulls"):
-            penstock.Loader(frame, device="host")
 
     @pytest.mark.parametrize("values", [["a", "b"], [None, 1], ["2020-01-01"] * 2])
     def test_what_is_not_numbers_is_refused_by_name(self, values):
@@ -97,12 +94,6 @@ class TestPolars:
     def test_columns_keep_names_and_types(self, device):
         frame = self.pl.DataFrame({"id": IDS, "flag": FLAGS, "row": np.arange(10, dtype=np.int16).reshape(5, 2)})
         expect(batches(frame, device), id=IDS, flag=FLAGS, row=np.arange(10, dtype=np.int16).reshape(5, 2))
-
-    def test_nulls_and_strings_are_refused_by_name(self):
-        with pytest.raises(penstock.InvalidArgument, match="Column 'a' has 1 nulls"):
-            penstock.Loader(self.pl.DataFrame({"a": [1, None, 3]}), device="host")
-        with pytest.raises(penstock.InvalidArgument, match="'b'"):
-            penstock.Loader(self.pl.DataFrame({"b": ["x"]}), device="host")
 
     def test_integers_of_128_bits_are_refused_by_name(self):
         with pytest.raises(penstock.InvalidArgument, match=r"'a' holds Int128.*cast\(polars\.Int64\)"):
@@ -205,7 +196,6 @@ class TestArrow:
     @pytest.mark.parametrize(
         ("column", "message"),
         [
-            ([1, None], "Column 'c' has 1 nulls"),
             ([[1, 2], [None, 3]], "Column 'c' has 1 nulls"),
             ([[1, 2], None], "Column 'c' has 1 nulls"),
             ([[1, 2], [3]], "lists of 1 to 2 values"),
@@ -221,26 +211,23 @@ class TestArrow:
             penstock.Loader(self.pa.table({"c": column}), device="host")
 
     def test_a_stream_that_fails_midway_says_so_and_leaves_nothing(self):
-        whole = self.pa.record_batch({"x": np.arange(1000)})
+        def batches(good):
+            for _ in range(good):
+                yield self.pa.record_batch({"x": self.pa.array(range(1000))})
+            raise ValueError("the disk is gone")
 
         class Stream:
             def __init__(self, good):
-                self.good = good
+                reader = pa.RecordBatchReader.from_batches(pa.schema({"x": pa.int64()}), batches(good))
+                self.__arrow_c_stream__ = reader.__arrow_c_stream__
 
-            def __arrow_c_stream__(this, requested_schema=None):
-                return self.pa.RecordBatchReader.from_batches(whole.schema, this.batches()).__arrow_c_stream__()
-
-            def batches(this):
-                for _ in range(this.good):
-                    yield self.pa.record_batch({"x": self.pa.array(range(1000))})
-                raise ValueError("the disk is gone")
-
-        before = self.pa.total_allocated_bytes()
+        pa, before = self.pa, self.pa.total_allocated_bytes()
         for good in (0, 1, 5):
             for data in (Stream(good), (Stream(good), np.zeros(3))):
                 with pytest.raises(penstock.Error, match=r"Arrow stream of a .*Stream failed: .*the disk is gone"):
                     penstock.Loader(data, device="host")
-            assert self.pa.total_allocated_bytes() == before
+            del data
+            assert pa.total_allocated_bytes() == before
 
 
 NULLS = {"n": [1, None, LARGE], "flag": [True, None, True], "x": [0.5, None, 2.5], "y": [1, 2, 3]}
@@ -416,12 +403,6 @@ def test_tensordicts(device):
     assert sample.batch_size == torch.Size([]) and torch.equal(sample["x"], x[3])
     with pytest.raises(penstock.InvalidArgument, match="batch size"):
         penstock.Loader(tensordict.TensorDict({"x": x}, batch_size=[]), device="host")
-
-
-def test_samples_without_bytes_are_refused_for_what_they_are():
-    for empty in (np.zeros((4, 0)), torch.zeros(4, 0, 3)):
-        with pytest.raises(penstock.InvalidArgument, match=r"'x' has zero bytes.*Leave the field out"):
-            penstock.Loader({"x": empty, "y": np.arange(4)}, device="host")
 
 
 @pytest.mark.parametrize("kind", ["file", "dataset"])

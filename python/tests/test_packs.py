@@ -244,6 +244,22 @@ def test_what_does_not_fit_is_refused(what):
         penstock.Loader(data(), pack=PACK, device="host")
 
 
+def test_damaged_offsets_of_arrow_are_refused_or_harmless(random):
+    refused = 0
+    for _ in range(200):
+        offsets = OFFSETS.astype(np.int32)
+        offsets[random.integers(1, len(LENGTHS), 2)] += random.integers(-50, 50, 2, np.int32)
+        data = {"x": pa().ListArray.from_arrays(offsets, TOKENS)}
+        try:
+            [batch] = penstock.Loader(data, pack={"x": len(TOKENS)}, device="host")
+        except penstock.InvalidArgument as error:
+            assert "of field 'x' goes from value" in str(error)
+            refused += 1
+        else:
+            assert np.array_equal(batch["x"], TOKENS) and np.array_equal(batch["cu_seqlens"], np.unique(offsets))
+    assert 20 < refused < 200
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import resource
 import struct
 
 import numpy as np
@@ -163,23 +162,6 @@ def test_what_does_not_fit_is_refused(corpus, tmp_path):
         penstock.Loader(penstock.tokens(corpus, length=4, at="random"), device="host", sampler=[0])
     with pytest.raises(FileNotFoundError):
         penstock.Loader(penstock.tokens(tmp_path / "none.bin", "uint16", length=4), device="host")
-
-
-def test_more_shards_than_descriptors_are_named(tmp_path, monkeypatch):
-    for i in range(60):
-        np.save(tmp_path / f"{i:02}.npy", TOKENS[i : i + 4])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, hard))
-    try:
-        rows = torch.cat([torch.as_tensor(x) for x in penstock.Loader(str(tmp_path / "*.npy"), 240, device="host")])
-        assert rows.tolist() == np.concatenate([TOKENS[i : i + 4] for i in range(60)]).tolist()
-        for module in ("columns", "tokens"):
-            monkeypatch.setattr(f"penstock._loader.{module}.LARGE", 0)
-        for data in (tmp_path / "*.npy", penstock.tokens(tmp_path / "*.npy", "uint8", length=9)):
-            with pytest.raises(OSError, match=r"\d\d\.npy.*raise the limit|raise the limit.*\d\d\.npy"):
-                penstock.Loader(data, device="host")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_file_that_is_cut_meanwhile_is_an_error_and_no_signal(tmp_path, monkeypatch):
