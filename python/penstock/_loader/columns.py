@@ -590,7 +590,7 @@ def _column(value: Any, name: Any) -> Any:
         return _numbers(_pandas(value, name), name)
     if is_a("polars", "Series", value):
         if value.null_count():
-            raise _nulls(name, value.null_count(), f"{name}.fill_null(...)")
+            raise _nulls(name, value.null_count())
         if value.dtype.is_nested():
             return _arrow(value.to_arrow(), name)
         return _numbers(_polars(value, name), name)
@@ -599,13 +599,10 @@ def _column(value: Any, name: Any) -> Any:
     return _array(value, str(name))
 
 
-_FILL = "pyarrow.compute.fill_null(column, ...)"
-
-
-def _nulls(name: Any, count: int, advice: str) -> InvalidArgument:
+def _nulls(name: Any, count: int) -> InvalidArgument:
     return InvalidArgument(
-        f"Column '{name}' has {count} nulls, which an array of numbers cannot hold. Fill them (numbers of a table by "
-        f"fill_null={{{name!r}: 0}}, others by {advice}) or drop their rows."
+        f"Column '{name}' has {count} nulls, which an array of numbers cannot hold. Fill them (if it is a column of "
+        f"numbers in a table, by fill_null={{{name!r}: 0}}) or drop their rows."
     )
 
 
@@ -621,7 +618,7 @@ def _pandas(series: Any, name: Any) -> Any:
         codes = ".cat.codes" if hasattr(series, "cat") else '.astype("category").cat.codes'
         raise _no_numbers("Column", name, series.dtype, _NUMBERS_OF["M"] if kind == "M" else f"{_DECODE}x{codes}.")
     if series.isna().any():
-        raise _nulls(name, int(series.isna().sum()), f"frame['{name}'].fillna(...)")
+        raise _nulls(name, int(series.isna().sum()))
     return series.to_numpy(dtype=dtype)
 
 
@@ -645,8 +642,6 @@ def _arrow(column: Any, name: Any, rows: Any = None) -> Any:
     """The column's values, in the order `rows` if there is one."""
     import pyarrow
 
-    if column.null_count:
-        raise _nulls(name, column.null_count, _FILL)
     if isinstance(column, pyarrow.ChunkedArray):
         chunks = [chunk for chunk in column.chunks if len(chunk)] or [column.combine_chunks()]
     else:
@@ -664,7 +659,7 @@ def values_of(array: Any, name: Any, column: Any) -> Any:
     import pyarrow
 
     if array.null_count:
-        raise _nulls(name, array.null_count, _FILL)
+        raise _nulls(name, column.null_count or array.null_count)
     if isinstance(array, pyarrow.ExtensionArray):
         return _extension(array, name)
     kind, types = array.type, pyarrow.types
