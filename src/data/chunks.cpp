@@ -132,7 +132,7 @@ FieldReaderPtr read_chunks(std::string name, std::vector<FieldReaderPtr> chunks,
 }
 
 FieldReaderPtr read_draws(std::string name, std::vector<FieldReaderPtr> sources,
-                          std::vector<std::uint64_t> shares, std::uint64_t seed) {
+                          const std::vector<std::uint64_t>& shares, std::uint64_t seed) {
   check_alike(name, sources);
   if (shares.size() != sources.size()) {
     throw InvalidArgument(fmt::format("Field '{}' has {} sources and {} shares: give one for each.", name,

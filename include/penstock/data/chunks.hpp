@@ -19,6 +19,6 @@ namespace penstock {
 /// samples, which follows from `seed` and the epoch, and begins anew if the source has fewer. Sources are as
 /// the chunks of read_chunks. Throws as it, and if there is not one share for each source.
 [[nodiscard]] FieldReaderPtr read_draws(std::string name, std::vector<FieldReaderPtr> sources,
-                                        std::vector<std::uint64_t> shares, std::uint64_t seed);
+                                        const std::vector<std::uint64_t>& shares, std::uint64_t seed);
 
 }  // namespace penstock

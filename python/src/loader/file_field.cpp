@@ -122,9 +122,9 @@ FileField chunks_field(const std::string& name, const nb::list& arrays, const nb
   return {Dataset({read_chunks(name, readers_of(name, arrays), numbers(rows))}), 0};
 }
 
-FileField draws_field(const std::string& name, const nb::list& arrays, std::vector<std::uint64_t> shares,
-                      std::uint64_t seed) {
-  return {Dataset({read_draws(name, readers_of(name, arrays), std::move(shares), seed)}), 0};
+FileField draws_field(const std::string& name, const nb::list& arrays,
+                      const std::vector<std::uint64_t>& shares, std::uint64_t seed) {
+  return {Dataset({read_draws(name, readers_of(name, arrays), shares, seed)}), 0};
 }
 
 FileField windows_field(const std::filesystem::path& path, const std::string& dtype, std::size_t length,
