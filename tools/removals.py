@@ -212,7 +212,7 @@ class Walk:
         elif node.type in NUMBERS:
             if node.parent.type != "case_statement" and not self.in_border(node):
                 self.put(node, f"({text_of(node)} + 1)", "constant")
-        elif node.type in TRUTHS or node.type in {"true", "false"}:
+        elif text_of(node) in TRUTHS:
             if not asked:
                 self.put(node, TRUTHS[text_of(node)], "constant")
         elif node.type in {"call_expression", "call"}:
