@@ -1,4 +1,4 @@
-"""Reads tests/mutants.toml: the removals that no rule makes, each found by its function and a pattern in it.
+"""Reads tests/mutants.toml: the removals that rules do not make or judge, each found by its function and a pattern.
 
 A table [[removal]] holds:
 
@@ -9,7 +9,7 @@ with       what stands there instead; left out: nothing
 tests      which tests should notice, as --gtest_filter takes it (python: pytest's arguments); left out: the layer's
 build      asan or tsan: the preset whose test program notices; left out: ci
 repeat     how often the tests run at most; left out: once
-unnoticed  why no test can notice: what is equivalent, or not observable here. It is not run
+unnoticed  why no test can notice what a rule makes: it is equivalent, or not observable here. It is not run
 """
 
 from __future__ import annotations
