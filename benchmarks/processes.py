@@ -10,16 +10,8 @@ shuffled. Each compares an epoch's samples with those in memory. Then all measur
 - raw copies: pinned memory to the device, by PyTorch (on GPUs alone)
 - the first epoch of a new Loader, from its first batch on, and the time until that batch (locking is in it)
 - later epochs
-- the same batches in all processes: each brings all of them by a Loader of its own; the first brings them, and
-  torch.distributed.broadcast gives them to the others (NCCL on GPUs, otherwise gloo; without PyTorch this is left out);
-  and by a Loader of a ProcessGroup, which brings each byte over one link
-- the samples, as one array, to all devices by to_device: each process brings all, and with a ProcessGroup
-- a file of up to 2 GiB of the samples, in the page cache, by load_safetensors: each process loads all of it, and with a
-  ProcessGroup
-- equal DataLoaders of as many samples, in order, by feed: each process feeds all of them, and with a ProcessGroup
-  (without PyTorch this is left out)
-- with --dataloader WORKERS, on GPUs: PyTorch's DataLoader with a DistributedSampler over the same memory, pinned, and
-  Accelerate's dispatch_batches=True, in which the first process reads for all
+- the same batches in all processes: each brings all of them by a Loader of its own, and by a Loader of a ProcessGroup,
+  which brings each byte over one link
 
 A rate counts the bytes of all processes from the common start until the last of them has ended. What a Loader has ahead
 at the start counts, too: take a dataset that is large beside a few batches. Memory is the
@@ -35,22 +27,14 @@ import argparse
 import functools
 import json
 import multiprocessing
-import operator
 import os
 import socket
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-# NVLink multicast is off, so that hosts with and without it compare. NCCL reads this at its start.
-os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-
-FILE_BYTES = 2 << 30  # of the samples in a file, and in equal DataLoaders, at most
 
 
 def parse() -> argparse.Namespace:
@@ -61,8 +45,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64, help="samples of a batch, default %(default)s")
     parser.add_argument("--seconds", type=float, default=4, help="of each measurement, default %(default)s")
     parser.add_argument("--threads", type=int, default=0, help="of each Loader that gather; default: its own choice")
-    parser.add_argument("--dataloader", type=int, metavar="WORKERS", help="measure PyTorch's loaders, too")
-    parser.add_argument("--folder", help="for a file of the samples, which stays in the page cache")
     parser.add_argument("--json", metavar="FILE", help="write the figures here; -: print them in place of the table")
     return parser.parse_args()
 
@@ -199,13 +181,6 @@ class Rank:
             "each brings all": lambda: loader_of(rank=0, world_size=1),
             "once": lambda: loader_of(group=penstock.ProcessGroup()),
         }
-        if self.join_torch():
-            ways["the first brings all and broadcasts"] = lambda: Broadcast(
-                loader_of(rank=0, world_size=1) if self.rank == 0 else None,
-                self.samples.shape,
-                arguments.batch,
-                self.device if self.is_gpu else "cpu",
-            )
         for name, make in ways.items():
             loader = make()
             numbers = verified(loader, self.samples, loader_to_host)
@@ -217,75 +192,6 @@ class Rank:
                 print(f"{name}: {loader.describe()[0]}", file=sys.stderr)
             self.barrier.wait()
             loader.close()
-
-    def arrays_for_all(self, what: str, alone: str, bring: Callable[..., Any], samples: np.ndarray) -> None:
-        """Arrays that each process brings, and that they bring once for all."""
-        import penstock
-
-        for name, more in {alone: {}, "once": {"group": penstock.ProcessGroup()}}.items():
-            if not np.array_equal(np.asarray(penstock.to_host(bring(**more))), samples):
-                raise SystemExit(f"{what} for all, {name}: other bytes arrived than memory holds")
-
-            def repeated(more: Any = more) -> int:
-                for _ in range(4):  # as many in each process
-                    self.wait_for(bring(**more))
-                return 4 * samples.nbytes
-
-            self.together(f"{what} for all, {name}", repeated)
-
-    def same_tree(self) -> None:
-        import penstock
-
-        def send(**more: Any) -> Any:
-            return penstock.to_device({"samples": self.samples}, self.device, **more)["samples"]
-
-        self.arrays_for_all("a tree", "each brings all", send, self.samples)
-
-    def first_samples(self) -> np.ndarray:
-        return self.samples[: max(1, FILE_BYTES // self.sample_bytes)]
-
-    def same_file(self) -> None:
-        import penstock
-
-        samples = self.first_samples()
-        if self.rank == 0:
-            penstock.save_safetensors({"samples": samples}, self.arguments.file)
-        self.barrier.wait()
-
-        def load(**more: Any) -> Any:
-            return penstock.load_safetensors(self.arguments.file, self.device, **more)["samples"]
-
-        self.arrays_for_all("a file", "each loads all", load, samples)
-
-    def same_feeds(self) -> None:
-        import penstock
-
-        if not self.join_torch():
-            return
-        from torch.utils.data import DataLoader
-
-        samples = self.first_samples()
-        data = DataLoader(tensor_dataset(samples), batch_size=self.arguments.batch)
-        ways = {"each feeds all": {"sharded": True}, "once": {"group": penstock.ProcessGroup()}}
-        for name, more in ways.items():
-            feed = penstock.feed(data, self.device, **more)
-            numbers = verified((batch for (batch,) in feed), samples, loader_to_host)
-            if not np.array_equal(numbers, np.arange(len(samples))):
-                raise SystemExit(f"feeds for all, {name}: not every sample came once, in order")
-            batches = functools.partial(map, operator.itemgetter(0), feed)
-            self.together(f"feeds for all, {name}", functools.partial(self.feed_epochs, batches, 2))
-            self.barrier.wait()
-
-    def join_torch(self) -> bool:
-        """Makes all processes known to torch.distributed. False without PyTorch."""
-        try:
-            import torch
-        except ImportError:
-            return False
-        if not torch.distributed.is_initialized():
-            backend = "nccl" if self.is_gpu else "gloo"
-            torch.distributed.init_process_group(backend, rank=self.rank, world_size=len(self.arguments.devices))
-        return True
 
     def raw_copies(self) -> None:
         import torch
@@ -304,91 +210,6 @@ class Rank:
 
         copy()
         self.together("raw copies", copy)
-
-    def dataloader(self) -> None:
-        from torch.utils.data import DataLoader, DistributedSampler
-
-        count = len(self.arguments.devices)
-        self.join_torch()
-        data = tensor_dataset(self.samples)
-        options = {
-            "batch_size": self.arguments.batch,
-            "num_workers": self.arguments.dataloader,
-            "persistent_workers": self.arguments.dataloader > 0,
-            "pin_memory": True,
-        }
-
-        def on_device(loader: Any) -> Any:
-            for (batch,) in loader:
-                yield batch.to(self.device, non_blocking=True)
-
-        class Batches:
-            def __init__(self, loader: Any):
-                self.loader = loader
-
-            def __iter__(self) -> Any:
-                return on_device(self.loader)
-
-        ddp = DataLoader(data, sampler=DistributedSampler(data, count, self.rank), **options)
-        next(iter(ddp))
-        self.together("DataLoader, DDP", lambda: self.feed_for(Batches(ddp)))
-        try:
-            from accelerate import Accelerator
-            from accelerate.utils import DataLoaderConfiguration
-        except ImportError:
-            return
-        accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
-        dispatched = accelerator.prepare(DataLoader(data, shuffle=True, **options))
-
-        def epoch() -> int:
-            # All processes take as many batches: the first one reads for all.
-            fed, batch = 0, None
-            most = max(1, int(self.arguments.seconds * 20))
-            for number, (batch,) in enumerate(dispatched):
-                fed += batch.shape[0] * self.sample_bytes
-                if number + 1 == most:
-                    break
-            self.wait_for(batch)
-            return fed
-
-        self.together("Accelerate, dispatch_batches", epoch)
-
-
-class Broadcast:
-    """Whole batches of the first process's Loader, which torch.distributed.broadcast gives to the others."""
-
-    def __init__(self, loader: Any, shape: tuple[int, ...], batch: int, device: str):
-        self.loader, self.shape, self.batch, self.device = loader, shape, batch, device
-
-    def __iter__(self) -> Any:
-        import torch
-
-        batches = None if self.loader is None else iter(self.loader)
-        for begin in range(0, self.shape[0], self.batch):
-            if batches is not None:
-                batch = next(batches)
-            else:
-                count = min(self.batch, self.shape[0] - begin)
-                batch = torch.empty((count, *self.shape[1:]), dtype=torch.uint8, device=self.device)
-            torch.distributed.broadcast(batch, 0)
-            yield batch
-        if batches is not None:
-            next(batches, None)  # the end of the epoch
-
-    def describe(self) -> list[str]:
-        return self.loader.describe()
-
-    def close(self) -> None:
-        if self.loader is not None:
-            self.loader.close()
-
-
-def tensor_dataset(samples: np.ndarray) -> Any:
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a tensor of an array that cannot be written
-        return torch.utils.data.TensorDataset(torch.from_numpy(samples))
 
 
 def loader_to_host(batch: Any) -> Any:
@@ -411,15 +232,6 @@ def work(rank: int, arguments: argparse.Namespace, port: int, barrier: Any, answ
         here.raw_copies()
     here.first_epoch()
     here.same_batches()
-    here.same_tree()
-    here.same_file()
-    here.same_feeds()
-    if arguments.dataloader is not None:
-        here.dataloader()
-    if here.join_torch():
-        import torch
-
-        torch.distributed.destroy_process_group()
     answers.put((rank, here.figures))
 
 
@@ -457,11 +269,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> int:
     arguments = parse()
-    if arguments.dataloader is not None and not all(device.startswith("cuda") for device in arguments.devices):
-        sys.exit("processes.py: PyTorch's loaders are measured on GPUs only; leave out --dataloader")
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        arguments.file = os.path.join(folder, "samples.safetensors")
-        ranks = run(arguments)
+    ranks = run(arguments)
     sample_bytes = arguments.sample_kib << 10
     count = (arguments.mib << 20) // sample_bytes
     # As DistributedSampler does, the shares are made equal by repeating a few samples.

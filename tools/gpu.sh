@@ -129,7 +129,7 @@ case "${1:-}" in
         XDG_CACHE_HOME=$profiles python3 benchmarks/groups.py --devices "${gpus[@]}" \
           --json build/gpu-groups.json || status=1
         XDG_CACHE_HOME=$profiles python3 benchmarks/processes.py --devices "${gpus[@]}" --mib 16384 --sample-kib 147 \
-          --batch 256 --seconds 5 --dataloader 8 --json build/gpu-processes.json || status=1
+          --batch 256 --seconds 5 --json build/gpu-processes.json || status=1
       fi
       if wants starts build/gpu-starts.json; then
         python3 benchmarks/starts.py --device cuda --json build/gpu-starts.json >build/gpu-starts.md || status=1
