@@ -263,8 +263,7 @@ class RecordingParser {
         if (record.device >= kMostRecordedDevices || record.bytes > std::uint64_t{1} << 60) return false;
         if (to) {
           timeline.copies.push_back({own, record.bytes, record.correlation, record.stream, record.device, *to,
-                                     cupti_memory_kind(record.extra & 0xFFu),
-                                     cupti_memory_kind(record.extra >> 8u)});
+                                     cupti_memory_kind(record.extra & 0xFFu)});
         }
         return true;
       }

@@ -370,7 +370,7 @@ class TraceParser {
   }
 
   void keep_copy() {
-    TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}, {}};
+    TimelineCopy copy{event_.time, event_.bytes, correlation(), stream(), device(), {}, {}};
     if (describe_copy(copy, event_.name, event_.copied)) timeline_.copies.push_back(copy);
   }
 

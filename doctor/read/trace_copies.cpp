@@ -69,10 +69,8 @@ bool describe_copy(TimelineCopy& copy, std::string_view name, std::string_view d
   const std::size_t arrow = name.find(" -> ");
   if (open < arrow && arrow != std::string_view::npos) {
     copy.source = kind_of(name.substr(open + 1));
-    copy.destination = kind_of(name.substr(arrow + 4));
   } else if (!details.empty()) {
     copy.source = kind_of(detail_of(details, "kind_src:"));
-    copy.destination = kind_of(detail_of(details, "kind_dst:"));
     copy.bytes = whole_of(detail_of(details, "size:")).value_or(copy.bytes);
   }
   return true;

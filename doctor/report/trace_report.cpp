@@ -116,14 +116,9 @@ std::string finding_name(const Finding& finding, const Diagnosis& diagnosis) {
   return diagnosis.accounts.size() > 1 ? fmt::format("{} on GPU {}", finding.id, finding.device) : finding.id;
 }
 
-std::string place_name(const FindingPlace& place) {
-  std::string name = place.function.empty() ? "(place not recorded)" : one_line(place.function);
-  if (!place.op.empty()) name += ", " + one_line(place.op);
-  return name;
-}
-
 std::string place_text(const FindingPlace& place) {
-  std::string text = place_name(place);
+  std::string text = place.function.empty() ? "(place not recorded)" : one_line(place.function);
+  if (!place.op.empty()) text += ", " + one_line(place.op);
   fmt::format_to(std::back_inserter(text), ": {} {}", place.count, place.count == 1 ? "time" : "times");
   if (place.bytes > 0) text += ", " + format_bytes(place.bytes);
   text += ", " + seconds_text(place.seconds);

@@ -36,8 +36,6 @@ struct TraceReport {
 [[nodiscard]] std::string copies_text(const DeviceAccount& account, CopyDirection direction);
 /// "pageable-copies"; with its GPU, if there are several.
 [[nodiscard]] std::string finding_name(const Finding& finding, const Diagnosis& diagnosis);
-/// "train.py(12): main, aten::to"
-[[nodiscard]] std::string place_name(const FindingPlace& place);
 /// "train.py(12): main, aten::to: 40 times, 153 MiB, 16.1 ms"
 [[nodiscard]] std::string place_text(const FindingPlace& place);
 /// Of a step. A gain below is next to nothing.

@@ -54,8 +54,6 @@ struct Finding {
   GainRange gain;
   /// The longest first. Waits for the device: those first that hold it up most.
   std::vector<FindingPlace> places;
-  /// When its copies, waits or calls ran: in order, with those that touch or overlap as one.
-  std::vector<TimeSpan> evidence;
 };
 
 /// What the recording does not tell. Nothing is known about these, good or bad.

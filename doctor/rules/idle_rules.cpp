@@ -121,7 +121,6 @@ std::optional<Finding> find_host_work(const DeviceView& view) {
   if (finding.seconds < kStarved * view.account.step_seconds()) return std::nullopt;
   if (is_steady && !in_half_of_steps(view, view.host_steps, first, steady)) return std::nullopt;
   places.fill(finding, view.timeline);
-  finding.evidence = subtract(quiet, view.busy.spans());
   finding.gain = {0, std::min(view.account.per_step(total_length(quiet)), idle_seconds(view))};
   finding.text = fmt::format("The GPU idles while the program is in its own code on the host: {} of {}{}.",
                              format_seconds(finding.seconds), format_seconds(view.account.step_seconds()),

@@ -42,7 +42,6 @@ bool are_most_on(const std::vector<ViewedCopy>& copies, const Test& is_of_these)
 void Places::add(const CallSite& site, std::uint64_t bytes, TimeSpan time) {
   add(site, seconds_of(time.end - time.begin));
   places_[{site.frame, site.op}].place.bytes += bytes;
-  times_.push_back(time);
 }
 
 void Places::add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, TraceTime idle) {
@@ -91,7 +90,6 @@ void Places::fill(Finding& finding, const Timeline& timeline) const {
   };
   std::ranges::sort(list, {}, order);
   for (Known& known : list) finding.places.push_back(std::move(known.place));
-  finding.evidence = span_list(times_);
 }
 
 bool in_half_of_steps(const DeviceView& view, const std::vector<bool>& active, std::size_t first,

@@ -11,16 +11,15 @@
 
 namespace penstock {
 
-/// Calls or copies by where they were made, and when they ran.
+/// Calls or copies by where they were made.
 class Places {
  public:
   void add(const CallSite& site, std::uint64_t bytes, TimeSpan time);
   /// Of a wait for the device, which idles so long after it. The wait holds it up by that, but not by more
   /// than its own length.
   void add_wait(const CallSite& site, std::uint64_t bytes, TimeSpan time, TraceTime idle);
-  /// Without evidence.
   void add(const CallSite& site, double seconds);
-  /// Sets the finding's places and its evidence. Stacks that share a line and an operator are one place.
+  /// Sets the finding's places. Stacks that share a line and an operator are one place.
   void fill(Finding& finding, const Timeline& timeline) const;
 
  private:
@@ -32,7 +31,6 @@ class Places {
   };
 
   std::map<Key, Known> places_;
-  std::vector<TimeSpan> times_;
 };
 
 /// True if there are half as many times as steps from `first` on, and half of the active ones among these

@@ -1306,8 +1306,8 @@ TimelineBuilder burst(const std::function<void(TimelineBuilder&, std::int64_t)>&
 TEST(Findings, LeaveWhatComesOftenInOneStep) {
   for (const CallKind kind : {CallKind::pin, CallKind::allocate, CallKind::device_synchronize}) {
     const auto call = [kind](TimelineBuilder& b, std::int64_t t) { b.call(kind, t, t + 5); };
-    EXPECT_THAT(ids(diagnose(burst(call, 40))), IsEmpty()) << call_kind_name(kind);
-    EXPECT_THAT(ids(diagnose(steps(call, 20))), SizeIs(1)) << call_kind_name(kind);
+    EXPECT_THAT(ids(diagnose(burst(call, 40))), IsEmpty()) << static_cast<int>(kind);
+    EXPECT_THAT(ids(diagnose(steps(call, 20))), SizeIs(1)) << static_cast<int>(kind);
   }
   for (const std::uint64_t bytes : {kMiB4, std::uint64_t{1000}}) {
     const auto copy = [bytes](TimelineBuilder& b, std::int64_t t) {
@@ -1384,7 +1384,7 @@ TEST(Findings, LeaveCallsOutsideTheStepsOut) {
     TimelineBuilder builder =
         steps([kind](TimelineBuilder& b, std::int64_t t) { b.call(kind, t + 10, t + 15); }, 20, 12);
     builder.timeline.steps = {builder.timeline.steps.begin() + 2, builder.timeline.steps.end() - 2};
-    EXPECT_DOUBLE_EQ(only_finding(builder).count, 1) << call_kind_name(kind);
+    EXPECT_DOUBLE_EQ(only_finding(builder).count, 1) << static_cast<int>(kind);
   }
 }
 
@@ -1524,18 +1524,6 @@ TEST(NotExamined, SaysWhoLeftItOut) {
   EXPECT_THAT(reasons(&Timeline::has_launches, &RefusedRecords::launches),
               tells("the calls that launch kernels"));
   EXPECT_THAT(reasons(&Timeline::has_calls, &RefusedRecords::calls), tells("calls other than launches"));
-}
-
-TEST(Findings, SayWhenTheirEvidenceRan) {
-  const auto first = [](const TimelineBuilder& builder) {
-    const Finding finding = only_finding(builder);
-    EXPECT_THAT(finding.evidence, SizeIs(8));
-    return finding.evidence.empty() ? TimeSpan{} : finding.evidence.front();
-  };
-  EXPECT_EQ(first(steps(pageable, 410)), TimelineBuilder::us(2, 402));
-  EXPECT_EQ(first(read_losses()), TimelineBuilder::us(500, 601)) << "the call that waits, and the wait";
-  EXPECT_EQ(first(steps([](TimelineBuilder& b, std::int64_t t) { b.loader_wait(t + 1, t + 300); }, 310)),
-            TimelineBuilder::us(1, 300));
 }
 
 TEST(Findings, AreExplained) {

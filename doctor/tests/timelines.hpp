@@ -65,7 +65,6 @@ class TimelineBuilder {
     copy.stream = stream;
     copy.direction = direction;
     copy.source = direction == CopyDirection::h2d ? host_kind : MemoryKind::device;
-    copy.destination = direction == CopyDirection::h2d ? MemoryKind::device : host_kind;
     timeline.copies.push_back(copy);
   }
   /// A step: the loader, a pageable copy of 4 MB until `copied`, and a kernel until `end`.

@@ -1,7 +1,6 @@
 #include "doctor/timeline/timeline.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <tuple>
 
@@ -21,20 +20,6 @@ void put_in_order(std::vector<Record>& records, const Key& key) {
 }
 
 }  // namespace
-
-std::string_view call_kind_name(CallKind kind) noexcept {
-  constexpr std::array<std::string_view, 10> kNames = {"kernel launch",
-                                                       "copy",
-                                                       "stream synchronization",
-                                                       "device synchronization",
-                                                       "event synchronization",
-                                                       "pinning",
-                                                       "unpinning",
-                                                       "device allocation",
-                                                       "device memory freed",
-                                                       "another call"};
-  return kNames[static_cast<std::size_t>(kind)];
-}
 
 void sort_timeline(Timeline& timeline) {
   const auto by_begin = [](const auto& record) { return std::tuple(record.time.begin, record.time.end); };

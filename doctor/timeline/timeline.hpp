@@ -35,8 +35,7 @@ struct TimelineCopy {
   std::uint16_t device = 0;
   CopyDirection direction = CopyDirection::h2d;
   std::optional<MemoryKind> source;  ///< nullopt: the recording does not tell it
-  std::optional<MemoryKind> destination;
-  std::uint64_t contents = 0;  ///< of copies to a device: the same for the same bytes; 0: not known
+  std::uint64_t contents = 0;        ///< of copies to a device: the same for the same bytes; 0: not known
 };
 
 /// Any other work on a device: a kernel or a memory set.
@@ -66,9 +65,6 @@ enum class CallKind : std::uint8_t {
   free,
   other,  ///< of 1 ms at least, such as those in which CUDA starts or loads kernels; only in traces
 };
-/// "kernel launch", "copy", "stream synchronization" and so on.
-[[nodiscard]] std::string_view call_kind_name(CallKind kind) noexcept;
-
 /// True if the host waits in such a call for work of a device.
 [[nodiscard]] constexpr bool is_synchronization(CallKind kind) noexcept {
   return kind == CallKind::stream_synchronize || kind == CallKind::device_synchronize ||
