@@ -2,7 +2,7 @@
 """penstock beside its alternatives: one run, the same data, the same consumer, the bytes of each checked.
 
     compare.py --device cuda --json compare.json > compare.md
-    compare.py --device host --quick --only small,dict
+    compare.py --device host --quick --only small,tensor
 
 A contender counts only after an epoch in which every sample that arrived was compared, on the device, with the dataset;
 other tensors are compared after they were brought back. What is not installed, or needs a GPU where there is none, is
@@ -28,7 +28,6 @@ WORKLOADS = {
     "frameworks": "a step of 10 ms in Lightning, Accelerate and the Trainer of transformers",
     "small": "shuffled batches of 4096 from samples of 64 float32",
     "columns": "tables of 1 to 400 narrow columns",
-    "dict": "500 tensors of 1 KiB",
     "tensor": "one pageable tensor of 1 GiB",
     "models": "state dicts to the device and back, and to and from a safetensors file",
     "cost": "what feed costs the thread that trains",
@@ -93,8 +92,6 @@ def runs(arguments: argparse.Namespace, setting: Any) -> Any:
     count = 1024 if arguments.quick else 16384 if setting.on_gpu else 4096
     small_count = 1 << (15 if arguments.quick else 20 if setting.on_gpu else 18)
     wanted = set(arguments.only)
-    if "dict" in wanted:
-        yield transfers.many_small(setting)
     if "tensor" in wanted:
         yield transfers.one_large(setting)
     if "models" in wanted:

@@ -37,7 +37,6 @@ COLUMNS = {
     "done_us": ("µs until there", "{:,.1f}"),
     "thread_us_after_rest": ("µs of the thread after 2 ms of other work", "{:,.1f}"),
     "processor_us_after_rest": ("µs of its processor after other work", "{:,.1f}"),
-    "done_us_after_rest": ("µs until there after other work", "{:,.1f}"),
     "ratio": ("penstock's best is", "{:.1f} x"),
 }
 

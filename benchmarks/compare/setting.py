@@ -191,15 +191,11 @@ def cost_of_next(batches: Iterator[Any], setting: Setting, rest: float) -> tuple
     return statistics.median(wall), statistics.median(processor), batch
 
 
-def median_call(
-    call: Callable[[], Any], setting: Setting, repetitions: int = 7, rest: float = 0.0, seconds: float | None = None
-) -> tuple[float, float]:
-    """Median seconds until `call` returns, and until its queued work is done. For `rest` seconds
-    between calls the thread does other work."""
+def median_call(call: Callable[[], Any], setting: Setting) -> tuple[float, float]:
+    """Median seconds until `call` returns, and until its queued work is done, of up to 31 calls."""
     returned, done = [], []
-    end = time.perf_counter() + (setting.seconds if seconds is None else seconds)
-    for k in range(repetitions + 2):
-        busy(rest)
+    end = time.perf_counter() + setting.seconds
+    for k in range(33):
         setting.synchronize()
         begin = time.perf_counter()
         value = call()

@@ -1,4 +1,4 @@
-"""Other transfers than a dataset's batches: many small tensors, one large one, and what feed takes of the thread."""
+"""Other transfers than a dataset's batches: a large tensor, and what feed takes of the thread."""
 
 from __future__ import annotations
 
@@ -40,17 +40,14 @@ def check(moved: Any, job: Tensors, setting: Setting) -> None:
             raise WrongBytes(f"{name} has other bytes than were sent")
 
 
-def move_all(job: Tensors, setting: Setting, contenders: list[Contender], rest: float = 0.0) -> list[Result]:
-    """Until each call returns, and until the tensors are there; with `rest`, also after other work of the thread."""
+def move_all(job: Tensors, setting: Setting, contenders: list[Contender]) -> list[Result]:
+    """Until each call returns, and until the tensors are there."""
 
     def measure(contender: Contender, result: Result) -> None:
         with opened(contender, job, setting, None) as call:
             check(call(), job, setting)
-            returned, done = median_call(call, setting, repetitions=31)
+            returned, done = median_call(call, setting)
             result.figures = {"thread_us": 1e6 * returned, "done_us": 1e6 * done, "gbps": job.bytes / done / 1e9}
-            if rest:
-                again = median_call(call, setting, repetitions=31, rest=rest)
-                result.figures |= {"thread_us_after_rest": 1e6 * again[0], "done_us_after_rest": 1e6 * again[1]}
             check(call(), job, setting)
             result.verified = True
 
@@ -68,36 +65,6 @@ def per_tensor(non_blocking: bool, pin: bool = False) -> Callable:
     return make
 
 
-def packed_by_hand(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]:
-    """What an expert writes for tensors of one dtype: one pinned buffer, one copy, views."""
-    tensors = list(job.host.values())
-    counts = [tensor.numel() for tensor in tensors]
-    pinned = torch.empty(sum(counts), dtype=tensors[0].dtype, pin_memory=setting.on_gpu)
-    copied = torch.cuda.Event() if setting.on_gpu else None
-
-    def call() -> dict:
-        if copied is not None:
-            copied.synchronize()
-        torch.cat([tensor.view(-1) for tensor in tensors], out=pinned)
-        there = pinned.to(setting.target, non_blocking=True, copy=True)
-        if copied is not None:
-            copied.record()
-        parts = there.split(counts)
-        return {name: part.view(t.shape) for (name, t), part in zip(job.host.items(), parts, strict=True)}
-
-    return call
-
-
-def tensordict_consolidated(job: Tensors, setting: Setting, _: Any) -> Callable[[], Any]:
-    from tensordict import TensorDict
-
-    def call() -> Any:
-        packed = TensorDict(job.host, batch_size=[]).consolidate(pin_memory=setting.on_gpu)
-        return packed.to(setting.target, non_blocking=True)
-
-    return call
-
-
 def tensordict_threads(job: Tensors, setting: Setting, _: Any) -> Callable[[], Any]:
     from tensordict import TensorDict
 
@@ -110,20 +77,6 @@ def ours_to_device(job: Tensors, setting: Setting, _: Any) -> Callable[[], dict]
     import penstock
 
     return lambda: penstock.to_device(job.host, setting.device)
-
-
-def many_small(setting: Setting) -> list[Result]:
-    count = 50 if setting.quick else 500
-    job = Tensors(f"{count} tensors of 1 KiB", {f"t{k}": torch.rand(256) for k in range(count)})
-    contenders = [
-        Contender("`.to()` of each", per_tensor(False)),
-        Contender("`.to(non_blocking=True)` of each", per_tensor(True)),
-        Contender("`.to(non_blocking=True)` of each, pinned before", per_tensor(True, pin=True), gpu_only=True),
-        Contender("packed by hand into one pinned buffer", packed_by_hand),
-        Contender("tensordict, consolidated", tensordict_consolidated, ("tensordict",)),
-        Contender("penstock.to_device", ours_to_device, **OURS),
-    ]
-    return move_all(job, setting, contenders, rest=0.002)
 
 
 def one_large(setting: Setting) -> list[Result]:
