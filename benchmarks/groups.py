@@ -6,9 +6,7 @@
 
 A contender counts only after its bytes were compared, on each device, with the host's. Rates are what each receiver
 gets: bytes of the transfer, through the median time until all receivers have them, also as a multiple of a plain copy
-over one link in the same run. The goals are shares of what plain copies bring over all links at once. load_safetensors
-loads the same bytes from a file in the page cache: to all, to the first alone, and to it over the links of all. Beside
-these rows stands what as many threads as the engines have read of that file into pinned memory. A Loader delivers
+over one link in the same run. The goals are shares of what plain copies bring over all links at once. A Loader delivers
 shuffled epochs of the same bytes: to all, and to the first over the links of all. Then, for a few seconds each, GPUs
 all-reduce 1 GiB by NCCL: alone, beside plain copies to the first, and beside relays to it, with the share of the bytes
 that each link carried: a relay gives way. For host devices with modelled links, all links are as many times what
@@ -24,18 +22,15 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 # NVLink multicast is off, so that all-reduces of hosts with and without it compare. NCCL reads this at its start.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 REDUCED_BYTES = 1 << 30
-READ_BYTES = 4 << 20  # that a thread reads at a time
 SAMPLE_BYTES = 64 << 10  # of a Loader
 EACH = "`.copy_(non_blocking=True)` to each, pinned"
 ONE_LINK = "`.copy_(non_blocking=True)` to the first alone, pinned"
@@ -51,8 +46,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mib", type=int, default=2048, help="of a transfer in MiB, default %(default)s")
     parser.add_argument("--repetitions", type=int, default=9, help="of each measurement, default %(default)s")
     parser.add_argument("--seconds", type=float, default=3, help="of each all-reduce, default %(default)s")
-    parser.add_argument("--readers", type=int, default=7, help="of a file, for each device, default %(default)s")
-    parser.add_argument("--folder", help="for a file of as many MiB, which stays in the page cache")
     parser.add_argument("--json", help="write the figures here")
     return parser.parse_args()
 
@@ -61,8 +54,6 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace):
         import torch
 
-        import penstock
-
         self.torch = torch
         self.arguments = arguments
         self.devices = arguments.devices
@@ -70,13 +61,7 @@ class Bench:
         self.pageable = torch.randint(0, 1 << 62, (arguments.mib << 17,)).view(torch.uint8)
         self.pinned = self.pin(self.pageable)
         self.kept = [torch.empty_like(self.pageable, device=device) for device in self.devices if self.on_gpus]
-        self.readers = arguments.readers * len(self.devices)
-        self.slots = self.pin(torch.empty((self.readers, READ_BYTES), dtype=torch.uint8))
         self.rates: dict[str, float] = {}
-        self.folder = tempfile.TemporaryDirectory(dir=arguments.folder)
-        self.pool = ThreadPoolExecutor(self.readers)
-        self.file = os.path.join(self.folder.name, "weights.safetensors")
-        penstock.save_safetensors({"weights": self.pageable}, self.file)
         # The Loaders lock their memory, which is another one's.
         self.samples = self.pageable.clone().view(-1, SAMPLE_BYTES)
         self.epochs = 0
@@ -106,31 +91,6 @@ class Bench:
             seen += len(number)
         if compare and seen != len(self.samples):
             sys.exit(f"groups.py: {name}: {seen} samples of {len(self.samples)}")
-        return []
-
-    def load(self, *device: str, **more: Any) -> list[Any]:
-        """The file, out of the page cache, on each device that receives it."""
-        import penstock
-
-        loaded = penstock.load_safetensors(self.file, *device, **more)
-        return [each["weights"] for each in (loaded if "group" in more else [loaded])]
-
-    def read(self, compare: bool = False) -> list[Any]:
-        """The file's bytes into pinned memory, by as many threads as the engines have to fill their slots. Each thread
-        has one slot. No device receives them."""
-        with open(self.file, "rb", buffering=0) as file:
-            begin = 8 + int.from_bytes(file.read(8), "little")
-
-            def read_share(reader: int) -> None:
-                slot = self.slots[reader]
-                for offset in range(reader * READ_BYTES, self.pageable.nbytes, self.readers * READ_BYTES):
-                    count = min(READ_BYTES, self.pageable.nbytes - offset)
-                    if os.preadv(file.fileno(), [slot[:count].numpy()], begin + offset) != count:
-                        sys.exit("groups.py: the file is shorter than it should be")
-                    if compare and not self.torch.equal(slot[:count], self.pageable[offset : offset + count]):
-                        sys.exit("groups.py: the file holds other bytes than memory")
-
-            list(self.pool.map(read_share, range(self.readers)))
         return []
 
     def synchronize(self) -> None:
@@ -168,24 +128,16 @@ class Bench:
             "to_device, to the first alone, pageable": lambda: [penstock.to_device(self.pageable, first)],
             "to_device(relay=), pinned": lambda: [penstock.to_device(self.pinned, first, relay=others)],
             "to_device(relay=), pageable": lambda: [penstock.to_device(self.pageable, first, relay=others)],
-            "load_safetensors(group=)": lambda: self.load(group=self.devices),
-            "load_safetensors, to the first alone": lambda: self.load(first),
-            "load_safetensors(relay=)": lambda: self.load(first, relay=others),
-            self.reading(): self.read,
             **{name: functools.partial(self.epoch, name) for name in self.loaders},
         }
 
-    def reading(self) -> str:
-        return f"{self.readers} threads read the file into pinned memory"
-
     def beside(self, name: str) -> list[str]:
-        """A row's rate as a multiple of one link's, the goal, and the share of what threads read, each as text."""
+        """A row's rate as a multiple of one link's, and the goal, each as text."""
         rate, one = self.rates[name], self.rates[ONE_LINK if self.on_gpus else ALONE]
         ratio, links = rate / one, self.rates.get(EACH, one) * len(self.devices) / one
         goal = LEAST_SHARE_OF_LINKS * links if name in WITH_GOAL else 0
         met = "" if not goal else f"{goal:.2f}: {'met' if ratio >= goal else 'not met'}"
-        share = f"{rate / self.rates[self.reading()]:.0%}" if name.startswith("load_safetensors") else ""
-        return [f"{ratio:.2f}", met, share]
+        return [f"{ratio:.2f}", met]
 
     def verify(self, name: str, call: Callable[[], list[Any]]) -> None:
         for there in self.kept:
@@ -201,7 +153,6 @@ class Bench:
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
         for name, call in contenders.items():
             self.verify(name, call)
-        self.read(compare=True)
         for name in self.loaders:
             self.epoch(name, compare=True)
         for _ in range(self.arguments.repetitions):
@@ -297,8 +248,8 @@ def main() -> int:
     bench = Bench(arguments)
     bench.race()
     print(f"{', '.join(arguments.devices)}: transfers of {arguments.mib} MiB, bytes compared\n")
-    print("| work | GB/s of each receiver | x one link | goal | of what threads read |")
-    print("| --- | ---: | ---: | --- | ---: |")
+    print("| work | GB/s of each receiver | x one link | goal |")
+    print("| --- | ---: | ---: | --- |")
     for name, rate in bench.rates.items():
         print(f"| {name} | {rate:.1f} | {' | '.join(bench.beside(name))} |", flush=True)
     bench.write({})
