@@ -9,7 +9,6 @@
 The docstrings of each have the details.
 """
 
-from . import _pickled_names as _pickled_names
 from ._core import Array, DeviceInfo, __version__
 from ._destination import relayed
 from ._devices import devices

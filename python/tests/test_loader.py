@@ -401,14 +401,6 @@ def test_what_tuning_holds_is_no_argument(images, name):
         penstock.Loader(images, 8, device="host", **{name: 1})
 
 
-def test_a_pickle_without_tuning_is_read(images):
-    loader = penstock.Loader(images, 10, True, "host", tuning=Tuning(gather="host", threads=2))
-    again, (arguments, state) = loader.__reduce__()
-    before = {**arguments, "channel_axis": 0, **dataclasses.asdict(arguments["tuning"])}
-    del before["tuning"]
-    assert again(before, state)._arguments["tuning"] == Tuning(gather="host", threads=2)
-
-
 def test_an_unknown_argument(images):
     with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
         penstock.Loader(images, 8, device="host", shufle=True)

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import pickle
 import re
 import shutil
 import subprocess
@@ -36,13 +35,6 @@ def test_package_is_typed():
     files = importlib.resources.files(penstock)
     assert (files / "py.typed").is_file()
     assert (files / "_core.pyi").is_file()
-
-
-@pytest.mark.parametrize(
-    "module, name", [("_feed", "feed"), ("_loader", "Loader"), ("_sampler", "Sampler"), ("_verdict", "LoaderVerdict")]
-)
-def test_pickles_from_when_all_modules_lay_in_one_folder_are_read(module, name):
-    assert pickle.loads(f"cpenstock.{module}\n{name}\n.".encode()) is getattr(penstock, name)
 
 
 def test_a_free_threaded_python_is_refused_before_anything_is_compiled(tmp_path):

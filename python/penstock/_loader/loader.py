@@ -401,19 +401,10 @@ class LoaderIterator:
 
 
 def _again(arguments: dict[str, Any], state: dict[str, Any] | None) -> Loader:
-    loader = Loader(**_with_tuning(arguments))
+    loader = Loader(**arguments)
     if state is not None:
         loader.load_state_dict(state)
     return loader
-
-
-def _with_tuning(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of a pickle whose Loader took what `tuning` holds, and the axis of its channels, as arguments of its own."""
-    if "tuning" in arguments:
-        return arguments
-    tuning = Tuning(**{name: value for name, value in arguments.items() if name in _TUNED})
-    others = {name: value for name, value in arguments.items() if name not in _TUNED | {"channel_axis"}}
-    return {**others, "tuning": tuning}
 
 
 def _refuse(name: str) -> None:
