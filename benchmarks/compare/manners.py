@@ -21,7 +21,6 @@ from .loaders import Fed, Moved, loader_of
 from .setting import OURS, Contender, Result, Setting, attempt, opened
 
 _BYTES = 51_000
-_ALONE = "nothing beside it"
 
 
 class ForeignCopies:

@@ -67,16 +67,6 @@ class TimelineBuilder {
     copy.source = direction == CopyDirection::h2d ? host_kind : MemoryKind::device;
     timeline.copies.push_back(copy);
   }
-  /// A step: the loader, a pageable copy of 4 MB until `copied`, and a kernel until `end`.
-  void pageable_step(std::int64_t t, std::int64_t copied = 500, std::int64_t end = 1000) {
-    step(t, t + end);
-    frame("train.py(3): main", t, t + end - 1);
-    loader_wait(t, t + 100);
-    op("aten::to", t + 101, t + copied + 8);
-    copy(CopyDirection::h2d, MemoryKind::pageable, 4'000'000, t + 102, t + copied, t + 102, t + copied);
-    call(CallKind::stream_synchronize, t + copied, t + copied + 4);
-    kernel(t + copied + 10, t + copied + 20, t + end);
-  }
   [[nodiscard]] Timeline sorted() const {
     Timeline copy = timeline;
     sort_timeline(copy);
