@@ -66,7 +66,6 @@ class Bench {
   }
 
   std::vector<Row> rows;
-  nlohmann::json json;
 
   void pinned_h2d() {
     std::vector<Contender> race_{
@@ -159,7 +158,6 @@ class Bench {
     rows.push_back({"1000 pieces of 4 KiB, pageable, to the device", format_seconds(ours),
                     "1000 pinned asynchronous copies " + format_seconds(theirs),
                     fmt::format("{:.1f}x", theirs / ours), "120 µs", ours <= 120e-6});
-    record("packed_1000x4KiB", race_);
   }
 
   void one_small_copy() {
@@ -177,7 +175,6 @@ class Bench {
     rows.push_back({"one 64 KiB pinned copy", format_seconds(race_[1].summary().median),
                     "driver " + format_seconds(race_[0].summary().median), "+" + format_seconds(extra),
                     "driver + 1 µs", extra <= 1e-6});
-    record("pinned_64KiB", race_);
   }
 
   void pinned_pool() {
@@ -204,7 +201,6 @@ class Bench {
     rows.push_back({"a pinned pool of 2 GiB, ready for use", format_seconds(ours),
                     "driver's allocator " + format_seconds(theirs), fmt::format("{:.1f}x", theirs / ours),
                     "0.10 s", ours <= 0.10});
-    record("pinned_pool_2GiB", race_);
   }
 
   /// Another thread of the program copies 51 KB from time to time, beside nothing and beside transfers. Each
@@ -213,32 +209,13 @@ class Bench {
     const auto alone = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
     const Summary nothing = summarize(foreign_copies(device_, seconds, alone));
     rows.push_back({"a foreign pinned copy of 51 KB, alone", foreign_text(nothing), "", "", "", true});
-    const auto land = [&](const Transfer& transfer) {  // as `to_device` does
-      stream_.wait(transfer);
-      stream_.synchronize();
-    };
     beside("pinned, the host waits", seconds, [&](bool whole) {
       engine_.copy(memory_.data(), pinned_.data(), large_, {.whole = whole}).synchronize();
     });
-    beside("pinned, a stream waits", seconds,
-           [&](bool whole) { land(engine_.copy(memory_.data(), pinned_.data(), large_, {.whole = whole})); });
-    beside("1 MiB pinned each", seconds, [&](bool whole) {
-      for (std::size_t at = 0; at < large_; at += kMiB) {
-        const std::size_t bytes = std::min(kMiB, large_ - at);
-        stream_.wait(engine_.copy(memory_.data() + at, pinned_.data() + at, bytes, {.whole = whole}));
-      }
+    beside("pageable", seconds, [&](bool whole) {  // as `to_device` sends it: a stream waits
+      const CopyOptions options{.path = TransferPath::staged, .whole = whole};
+      stream_.wait(engine_.copy(memory_.data(), source_.data(), large_, options));
       stream_.synchronize();
-    });
-    beside("pageable", seconds, [&](bool whole) {
-      land(engine_.copy(memory_.data(), source_.data(), large_,
-                        {.path = TransferPath::staged, .whole = whole}));
-    });
-    std::vector<TransferPiece> pieces;
-    for (std::size_t at = 0; at < large_; at += 64 * kKiB) {
-      pieces.push_back({source_.data() + at, memory_.data() + at, std::min(64 * kKiB, large_ - at)});
-    }
-    beside("64 KiB pageable each, packed", seconds, [&](bool whole) {
-      land(engine_.copy_pieces(pieces, CopyDirection::h2d, {.path = TransferPath::packed, .whole = whole}));
     });
   }
 
@@ -269,7 +246,6 @@ class Bench {
                       gbps(large_, ours.summary().median),
                       "memcpy " + gbps(large_, race_[0].summary().median),
                       fmt::format("{:.1f} %", ratio * 100), "90 %", ratio >= 0.90});
-      record(std::string(transfer_path_name(path)), race_);
     }
   }
 
@@ -324,19 +300,6 @@ class Bench {
     if (other != nullptr) beside += ", " + other->name + " " + gbps(bytes, other->summary().median);
     rows.push_back({work, gbps(bytes, ours.summary().median), beside, fmt::format("{:.1f} %", ratio * 100),
                     fmt::format("{:.0f} %", goal * 100), ratio >= goal});
-    std::vector<Contender> all{raw, ours};
-    if (other != nullptr) all.push_back(*other);
-    record(work, all);
-  }
-
-  void record(const std::string& work, const std::vector<Contender>& contenders) {
-    for (const Contender& each : contenders) {
-      const Summary summary = each.summary();
-      json["measured"][work][each.name] = {{"median_seconds", summary.median},
-                                           {"minimum_seconds", summary.minimum},
-                                           {"p99_seconds", summary.p99},
-                                           {"repetitions", summary.repetitions}};
-    }
   }
 
   void poison_device() {
@@ -405,8 +368,7 @@ int run(int argc, char** argv) {
   fmt::print("{} ({}), driver {}\n\n", device.info().name, device.info().spec, device.info().driver);
   print_table(bench.rows);
   if (!json_file.empty()) {
-    bench.json["table"] = to_json(bench.rows);
-    std::ofstream(json_file) << bench.json.dump(2) << '\n';
+    std::ofstream(json_file) << nlohmann::json{{"table", to_json(bench.rows)}}.dump(2) << '\n';
   }
   return 0;
 }
