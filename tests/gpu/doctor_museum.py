@@ -88,7 +88,7 @@ def steps(seconds):
 steps(0.4)
 context = contextlib.nullcontext()
 if "profile" in sys.argv:
-    context = torch.profiler.profile(with_stack="stacks" in sys.argv)
+    context = torch.profiler.profile()
 with context:
     taken = steps(1.3)
 print("step:", statistics.median(taken), statistics.mean(taken), flush=True)
@@ -98,11 +98,9 @@ fcntl.flock(turn, fcntl.LOCK_UN)
 RECORDERS = {
     "not recorded": None,
     "recorded": [],
-    "without contents (--no-contents)": ["--no-contents"],
     "without lines (--no-lines)": ["--no-lines"],
-    "without lines and contents": ["--no-lines", "--no-contents"],
 }
-PROFILERS = {"torch.profiler": ["profile"], "torch.profiler with stacks": ["profile", "stacks"]}
+PROFILERS = {"torch.profiler": ["profile"]}
 
 
 def missing() -> str | None:
