@@ -1,8 +1,7 @@
 """Reads tests/mutants.toml: the removals that rules do not make or judge, each found by its function and a pattern.
 
-A table [[removal]] holds:
+A table is named for what is removed, in a few words, and holds:
 
-name       what is removed, in a few words
 function   where: Class::function, function, or Class for what is outside its functions; in Python Class.function
 text       what is replaced; it is found once in all functions of that name. White space and line ends may differ
 with       what stands there instead; left out: nothing
@@ -27,7 +26,7 @@ except ModuleNotFoundError:
     import tomli as tomllib
 
 LIST = ROOT / "tests" / "mutants.toml"
-REQUIRED = {"name", "function", "text"}
+REQUIRED = {"function", "text"}
 KEYS = REQUIRED | {"with", "tests", "build", "repeat", "unnoticed"}
 CLASSES = {"class_specifier", "struct_specifier", "class_definition"}
 
@@ -89,19 +88,19 @@ def indented(replacement: str, source: bytes, start: int) -> str:
     return replacement.strip().replace("\n", f"\n{indent}")
 
 
-def read_entry(entry: dict) -> Mutant:
+def read_entry(name: str, entry: dict) -> Mutant:
     if not REQUIRED <= entry.keys() <= KEYS:
-        raise Problem(f"{entry.get('name', entry)}: needs {sorted(REQUIRED)}; unknown: {sorted(entry.keys() - KEYS)}")
+        raise Problem(f"{name}: needs {sorted(REQUIRED)}; unknown: {sorted(entry.keys() - KEYS)}")
     found = places(entry["function"], entry["text"])
     if len(found) != 1:
-        raise Problem(f"{entry['name']}: its text is found {len(found)} times in functions {entry['function']}")
+        raise Problem(f"{name}: its text is found {len(found)} times in functions {entry['function']}")
     file, start, end = found.pop()
     return Mutant(
         file,
         start,
         end,
         indented(entry.get("with", ""), source_of(file), start).encode(),
-        entry["name"],
+        name,
         is_kept=True,
         tests=entry.get("tests", ""),
         build=entry.get("build", ""),
@@ -113,9 +112,9 @@ def read_entry(entry: dict) -> Mutant:
 def kept_removals(path: Path = LIST) -> tuple[list[Mutant], list[str]]:
     """The kept removals, and what is wrong with those that are not found."""
     mutants, wrong = [], []
-    for entry in tomllib.loads(path.read_text()).get("removal", []):
+    for name, entry in tomllib.loads(path.read_text()).items():
         try:
-            mutants.append(read_entry(entry))
+            mutants.append(read_entry(name, entry))
         except Problem as problem:
             wrong.append(str(problem))
     return mutants, wrong

@@ -146,7 +146,7 @@ class Kept(unittest.TestCase):
             self.addCleanup(cache.cache_clear)
 
     def entry(self, **entry: str) -> mutant.Mutant:
-        return kept_removals.read_entry({"name": "n"} | entry)
+        return kept_removals.read_entry("n", entry)
 
     def test_an_entry_is_found_whatever_the_lines_are(self):
         found = self.entry(function="Ring::take", text="wait(n); ++taken_;", **{"with": "++taken_; wait(n);"})
