@@ -203,16 +203,6 @@ TEST_P(LoaderEnds, ALoaderMayBeClosedByWhoWaitsForItsBatch) {
   EXPECT_EQ(faulty_->live(), LiveHandles{});
 }
 
-TEST_P(LoaderEnds, WhoWaitsWithAQuestionIsToldThatNoSlotComes) {
-  Loader loader(dataset_, *faulty_device_,
-                {.batch_size = 8, .device_budget_bytes = 3 * (8 * 512 + 256), .full_patience = 100ms});
-  std::vector<DeviceBatch> held;
-  while (held.size() < 3) held.push_back(std::move(*loader.next(*stream_)));
-  EXPECT_THROW(static_cast<void>(loader.next(*stream_, [] {})), OutOfMemory);
-  held.clear();
-  EXPECT_EQ(read_epoch(loader).size(), 7U);
-}
-
 TEST_P(LoaderEnds, ALoaderMayGoWhileSamplesAreRead) {
   std::promise<void> reading;
   std::promise<void> go_on;

@@ -64,25 +64,6 @@ class LoaderDeviceStaging : public FaultyLoaderTest {
 };
 PENSTOCK_DEVICE_SUITE(LoaderDeviceStaging);
 
-TEST_P(LoaderDeviceStaging, TheCopyEnginesAreTakenForLargeSamplesIfManyCopiesAreOneCall) {
-  const auto describe = [&](std::size_t sample_bytes, bool batched, unsigned blocks) {
-    faulty_->claim_batched_copies(batched);
-    const Dataset dataset = pictures(sample_bytes);
-    const std::size_t before = faulty_->calls(Entry::copy_each);
-    Loader loader(dataset, *faulty_device_, {.batch_size = 8, .shuffle = true, .gather_blocks = blocks});
-    expect_stored(dataset, read_epoch(loader));
-    const std::string lines = ways(loader);
-    EXPECT_THAT(lines, HasSubstr("y: int32 scalar, zero-copy gather")) << "small fields stay with the kernel";
-    const bool used = faulty_->calls(Entry::copy_each) != before;
-    EXPECT_EQ(used, lines.find("copy-engine gather") != std::string::npos);
-    return used;
-  };
-  EXPECT_TRUE(describe(kLarge, true, 0));
-  EXPECT_FALSE(describe(kLarge - 4, true, 0));
-  EXPECT_FALSE(describe(kLarge, false, 0));
-  EXPECT_FALSE(describe(kLarge, true, 4));
-}
-
 TEST_P(LoaderDeviceStaging, CopiedSamplesWidenFromTheStagingBuffer) {
   const Dataset dataset = pictures(4000, 100);
   for (const char* residency : {"none", "0.4", "all"}) {
@@ -116,47 +97,6 @@ TEST_P(LoaderDeviceStaging, SamplesInSequenceAreOneCopy) {
   Loader forced(dataset, *faulty_device_,
                 {.batch_size = 8, .shard = {.rank = 1, .world_size = 2}, .gather = GatherPath::copy_engine});
   expect_stored(dataset, read_epoch(forced));
-}
-
-TEST_P(LoaderDeviceStaging, WithoutRoomForStagingAKernelReadsOverTheLink) {
-  const Dataset dataset = pictures(kLarge);
-  faulty_->claim_batched_copies(true);
-  const auto loader_with = [&](std::size_t budget, GatherPath gather) {
-    LoaderOptions options = scaled("none", gather);
-    options.device_budget_bytes = budget;
-    return Loader(dataset, *faulty_device_, options);
-  };
-  {
-    Loader loader = loader_with(kRing + kStaging, GatherPath::automatic);
-    EXPECT_THAT(ways(loader), HasSubstr("copy-engine gather,"));
-    expect_scaled(dataset, read_epoch(loader));
-  }
-  {
-    Loader loader = loader_with(kRing + kStaging - 256, GatherPath::automatic);
-    EXPECT_THAT(ways(loader), HasSubstr("zero-copy gather (the copy engine has no room"));
-    expect_scaled(dataset, read_epoch(loader));
-  }
-  try {
-    const Loader loader = loader_with(kRing + kStaging - 256, GatherPath::copy_engine);
-    ADD_FAILURE() << "accepted";
-  } catch (const OutOfMemory& error) {
-    EXPECT_THAT(error.what(), HasSubstr("copy-engine"));
-  }
-  EXPECT_EQ(faulty_->live(), LiveHandles{});
-}
-
-TEST_P(LoaderDeviceStaging, WhatFallsBackDoesAsTheLinkProfileSays) {
-  const Dataset dataset = pictures(kLarge);
-  faulty_->claim_batched_copies(true);
-  LoaderOptions options = scaled("none", GatherPath::automatic);
-  options.profile = LinkProfile::defaults(device_->info());
-  options.profile->gathers[LinkProfile::Gather::zero_copy] = {{64, 1e-6}, {512 * kKiB, 1e-2}};
-  options.device_budget_bytes = kRing + kStaging;
-  EXPECT_THAT(ways(Loader(dataset, *faulty_device_, options)), HasSubstr("copy-engine gather,"));
-  options.device_budget_bytes = kRing + kStaging - 256;
-  Loader loader(dataset, *faulty_device_, options);
-  EXPECT_THAT(ways(loader), HasSubstr("host gather (the link profile says"));
-  expect_scaled(dataset, read_epoch(loader));
 }
 
 TEST_P(LoaderDeviceStaging, WithoutMemoryForStagingItGoesOnWithLess) {

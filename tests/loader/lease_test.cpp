@@ -155,23 +155,6 @@ TEST_P(LoaderLeases, ARingThatDoesNotGrowServesTheSameAddresses) {
   EXPECT_EQ(loader.stats().slots, 3U);
 }
 
-TEST_P(LoaderLeases, AFullRingFailsAtOnceIfItIsToFail) {
-  Loader loader(dataset_, *device_, limited(3));
-  const auto mine = loader.next(*stream_);
-  std::promise<void> let_go;
-  std::promise<void> taken;
-  std::thread holder([&] {
-    const auto batches = take(loader, 2);
-    taken.set_value();
-    let_go.get_future().wait();
-  });
-  taken.get_future().wait();
-  EXPECT_THROW(static_cast<void>(loader.next(*stream_)), OutOfMemory) << "though another thread holds two";
-  let_go.set_value();
-  holder.join();
-  EXPECT_EQ(loader.next(*stream_)->index(), 3U);
-}
-
 TEST_P(LoaderLeases, AFullRingIsWaitedForUntilAnyThreadLetsGo) {
   Loader loader(dataset_, *device_, limited(3, 2, WhenFull::wait));
   auto held = take(loader, 3);

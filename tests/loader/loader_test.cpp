@@ -134,45 +134,12 @@ TEST_P(LoaderBytes, FieldsWidenOnArrival) {
   }
 }
 
-TEST_P(LoaderBytes, SlotsStayUntilTheConsumersWorkIsDone) {
-  // The consumer's copies are queued and run late; a slot refilled too early would show in them.
-  const Dataset dataset({random_field("x", DType::uint8, {1024}, 640, 5)});
-  Loader loader(dataset, *device_, {.batch_size = 32, .shuffle = true, .prefetch_depth = 1});
-  const Buffer pinned = pinned_->allocate(640 * 1024);
-  std::vector<std::uint64_t> order;
-  while (const auto batch = loader.next(*stream_)) {
-    stream_->copy(pinned.data() + order.size() * 1024, batch->field(0).data, batch->field(0).bytes,
-                  CopyDirection::d2h);
-    const auto indices = batch->indices();
-    order.insert(order.end(), indices.begin(), indices.end());
-  }
-  stream_->synchronize();
-  std::vector<std::byte> expected(640 * 1024);
-  dataset.gather(0, order, expected);
-  EXPECT_EQ(first_difference(pinned.bytes(), expected), -1);
-}
-
 TEST_P(LoaderBytes, ABatchKnowsItsFields) {
   Loader loader(small_dataset(), *device_, {.batch_size = 8});
   const auto batch = loader.next(*stream_);
   EXPECT_EQ(batch->field(1).name, small_dataset().field(1).name);
   EXPECT_THROW(static_cast<void>(batch->field(batch->field_count())), InvalidArgument);
   EXPECT_THROW(static_cast<void>(batch->field("no such field")), InvalidArgument);
-}
-
-TEST_P(LoaderBytes, AddressesAreThoseOfFixedSlots) {
-  const Dataset dataset = small_dataset(640);
-  Loader loader(dataset, *device_, {.batch_size = 8, .prefetch_depth = 2});
-  std::vector<std::byte*> addresses;
-  for (int epoch = 0; epoch < 3; ++epoch) {
-    while (const auto batch = loader.next(*stream_)) {
-      if (std::ranges::find(addresses, batch->field("images").data) == addresses.end()) {
-        addresses.push_back(batch->field("images").data);
-      }
-    }
-  }
-  EXPECT_EQ(addresses.size(), 3U);
-  EXPECT_EQ(loader.stats().slots, 3U);
 }
 
 }  // namespace

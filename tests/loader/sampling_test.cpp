@@ -94,73 +94,6 @@ TEST_P(LoaderSampling, SeveralThreadsListTheSamplesOfALargeBatch) {
   }
 }
 
-TEST_P(LoaderSampling, EveryRankGoesOnAtAnotherWorldSize) {
-  constexpr std::uint64_t kSamples = 101;
-  const Dataset dataset({random_field("x", DType::uint8, {5}, kSamples, 3)});
-  struct Leg {
-    std::uint64_t world, batch, batches;
-  };
-  const std::vector<Leg> legs = {{3, 4, 2}, {2, 8, 1}, {5, 3, 2}, {1, 7, kAll}};
-  SamplerState state;
-  bool begun = false;
-  std::vector<std::uint64_t> all;
-  for (const Leg& leg : legs) {
-    std::optional<SamplerState> after;
-    for (std::uint64_t rank = 0; rank < leg.world; ++rank) {
-      Loader loader(dataset, *device_,
-                    {.batch_size = leg.batch,
-                     .shuffle = true,
-                     .seed = 11,
-                     .shard = {.rank = rank, .world_size = leg.world}});
-      if (begun) loader.restore(state);
-      const auto taken = take(loader, dataset, leg.batches);
-      all.insert(all.end(), taken.begin(), taken.end());
-      EXPECT_EQ(loader.state(), after.value_or(loader.state())) << "all ranks agree";
-      after = loader.state();
-    }
-    state = *after;
-    begun = true;
-  }
-  std::ranges::sort(all);
-  EXPECT_EQ(all, numbers(kSamples));
-}
-
-TEST_P(LoaderSampling, TheOrderWrapsAroundOrLosesItsTailWhereRanksDoNotComeOutEven) {
-  const Dataset dataset({random_field("x", DType::uint8, {5}, 10, 4)});
-  const auto order = order_of(10, 0, true, 1);
-  for (const bool drop : {false, true}) {
-    std::vector<std::uint64_t> all;
-    for (std::uint64_t rank = 0; rank < 4; ++rank) {
-      Loader loader(dataset, *device_,
-                    {.batch_size = 2,
-                     .shuffle = true,
-                     .seed = 1,
-                     .shard = {.rank = rank, .world_size = 4, .drop_last = drop}});
-      EXPECT_EQ(loader.samples_per_epoch(), drop ? 2U : 3U);
-      const auto taken = take(loader, dataset, kAll);
-      EXPECT_EQ(taken.size(), loader.samples_per_epoch());
-      all.insert(all.end(), taken.begin(), taken.end());
-    }
-    auto expected = drop ? std::vector(order.begin(), order.begin() + 8) : order;
-    if (!drop) expected.insert(expected.end(), {order[0], order[1]});
-    std::ranges::sort(expected);
-    std::ranges::sort(all);
-    EXPECT_EQ(all, expected);
-  }
-}
-
-TEST_P(LoaderSampling, WithDropLastNoBatchIsShort) {
-  const Dataset dataset({random_field("x", DType::uint8, {5}, 45, 5)});
-  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .drop_last = true});
-  EXPECT_EQ(loader.batches_per_epoch(), 5U);
-  EXPECT_EQ(loader.samples_per_epoch(), 40U);
-  for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
-    const auto order = order_of(45, epoch, true, 0);
-    EXPECT_EQ(take(loader, dataset, kAll), std::vector(order.begin(), order.begin() + 40));
-  }
-  EXPECT_THROW(Loader(dataset, *device_, {.batch_size = 46, .drop_last = true}), InvalidArgument);
-}
-
 TEST_P(LoaderSampling, StartingTheEpochThatComesNextCostsNothing) {
   const Dataset plain({random_field("x", DType::uint8, {5}, 80, 6)});
   std::atomic<int> firsts{0};
@@ -184,32 +117,6 @@ TEST_P(LoaderSampling, StartingTheEpochThatComesNextCostsNothing) {
   EXPECT_EQ(firsts, 3);
 }
 
-TEST_P(LoaderSampling, AnyEpochCanBeStarted) {
-  const Dataset dataset({random_field("x", DType::uint8, {5}, 30, 7)});
-  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .seed = 5});
-  const auto expect_epoch = [&](std::uint64_t epoch) {
-    const auto batches = read_epoch(loader);
-    EXPECT_EQ(indices_of(batches), order_of(30, epoch, true, 5)) << epoch;
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      EXPECT_EQ(batches[i].epoch, epoch);
-      EXPECT_EQ(batches[i].index, i);
-    }
-  };
-  expect_epoch(0);
-  loader.start_epoch(7);
-  EXPECT_EQ(loader.batches_left(), 4U);
-  expect_epoch(7);
-  expect_epoch(8);
-  EXPECT_EQ(take(loader, dataset, 3).size(), 24U);
-  EXPECT_EQ(loader.batches_left(), 1U);
-  loader.start_epoch(2);
-  expect_epoch(2);
-  EXPECT_EQ(take(loader, dataset, 4).size(), 30U);
-  EXPECT_EQ(loader.batches_left(), 0U);
-  loader.start_epoch(4);
-  expect_epoch(4);
-}
-
 TEST_P(LoaderSampling, SeveralThreadsMayGoElsewhereAtOnce) {
   const Dataset dataset({random_field("x", DType::uint8, {5}, 30, 8)});
   Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true});
@@ -222,24 +129,6 @@ TEST_P(LoaderSampling, SeveralThreadsMayGoElsewhereAtOnce) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(loader.state().consumed, 0U);
   EXPECT_EQ(take(loader, dataset, kAll).size(), 30U);
-}
-
-TEST_P(LoaderSampling, AStateOfAnotherDatasetIsRefusedAndChangesNothing) {
-  const Dataset dataset({random_field("x", DType::uint8, {5}, 30, 8)});
-  Loader loader(dataset, *device_, {.batch_size = 8, .shuffle = true, .seed = 5});
-  const auto order = order_of(30, 0, true, 5);
-  take(loader, dataset, 1);
-  const SamplerState good = loader.state();
-  for (const int wrong : {0, 1, 2, 3}) {
-    SamplerState state = good;
-    if (wrong == 0) state.sample_count = 31;
-    if (wrong == 1) state.seed = 6;
-    if (wrong == 2) state.shuffle = false;
-    if (wrong == 3) state.consumed = 31;
-    EXPECT_THROW(loader.restore(state), InvalidArgument) << wrong;
-  }
-  EXPECT_EQ(loader.state(), good);
-  EXPECT_EQ(take(loader, dataset, kAll), std::vector(order.begin() + 8, order.end()));
 }
 
 TEST_P(LoaderSampling, TheStateNeverGoesBackWhileSeveralThreadsTakeBatches) {
