@@ -10,7 +10,7 @@ import pytest
 
 import fake_driver
 import penstock
-from ranks import answers, kill_in_turn, program, run_in_time, run_program, start
+from ranks import answers, kill_in_turn, program, run_program, start
 from support import two_gpus
 
 DATA = """
@@ -258,55 +258,6 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout(tmp_path):
     """
     first, _ = run_all(text, 2, tmp_path, patience=60)
     assert "Rank 1 of the group has not come within 1 s" in first["said"]
-
-
-@DEVICES
-def test_a_rank_that_lives_and_does_nothing_is_named_after_the_timeout(device, tmp_path):
-    text = """
-    made, said = False, ""
-    together("here")
-    try:
-        group = penstock.ProcessGroup(timeout=600 if rank else SECONDS)
-        loader = penstock.Loader(DATA, 16, device=DEVICE, group=group)
-        made = True
-        if rank == 0:
-            for batch in loader:
-                pass
-    except penstock.Error as error:
-        said = str(error)
-    if rank == 0:
-        tell("said")
-    wait_for("said")
-    answer(made=made, said=said, pid=os.getpid())
-    """
-
-    def run(head, folder):
-        return run_all(head + textwrap.dedent(text), 2, folder, device, patience=120)
-
-    first, second, seconds = run_in_time("made", run, tmp_path)
-    wanted = f"within {seconds} s: rank 1 of the group (PID {second['pid']}) lives, and has not done its part"
-    assert wanted in first["said"]
-
-
-@DEVICES
-def test_a_rank_that_closes_early_is_named(device, tmp_path):
-    text = """
-    loader = penstock.Loader(DATA, 16, device=DEVICE, group=penstock.ProcessGroup())
-    said, batches = "", 0
-    try:
-        for batch in loader:
-            batches += 1
-            if batches == 2 and rank == 1:
-                loader.close()
-                break
-    except penstock.Error as error:
-        said = str(error)
-    answer(said=said, batches=batches)
-    """
-    first, second = run_all(text, 2, tmp_path, device)
-    assert "has left" in first["said"]
-    assert 2 <= first["batches"] < 13
-    assert second == {"said": "", "batches": 2}
 
 
 def test_other_options_are_refused(tmp_path):
