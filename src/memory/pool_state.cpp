@@ -40,16 +40,21 @@ PoolOptions checked(PoolOptions options, const Device& device, MemoryKind kind) 
   return options;
 }
 
-/// The pinned pools of this process. A forked child begins with none, and with a lock that nobody holds.
-/// Never destroyed: pools may outlive statics.
 struct PinnedPools {
   std::mutex mutex;  // taken before a pool's
   std::set<PoolState*> all;
 };
-alignas(PinnedPools) std::byte pinned_pools_memory[sizeof(PinnedPools)];
-PinnedPools& pinned_pools = *new (pinned_pools_memory) PinnedPools;
-[[maybe_unused]] const int registered =
-    pthread_atfork(nullptr, nullptr, [] { new (pinned_pools_memory) PinnedPools; });
+
+/// The pinned pools of this process. A forked child begins with none, and with a lock that nobody holds.
+/// Never destroyed, and made at the first call: pools may be older and younger than statics.
+PinnedPools& pinned_pools() {
+  alignas(PinnedPools) static std::byte memory[sizeof(PinnedPools)];
+  static PinnedPools* const pools = [] {
+    pthread_atfork(nullptr, nullptr, [] { new (memory) PinnedPools; });
+    return new (memory) PinnedPools;
+  }();
+  return *pools;
+}
 
 }  // namespace
 
@@ -60,8 +65,8 @@ std::size_t left_to_pin(std::size_t held, std::size_t memory, std::size_t availa
 PinnedMemory PoolState::pinned_memory(std::size_t arriving) {
   PinnedMemory now;
   const std::size_t available = free_host_memory();
-  const std::lock_guard all(pinned_pools.mutex);
-  for (const PoolState* pool : pinned_pools.all) {
+  const std::lock_guard all(pinned_pools().mutex);
+  for (const PoolState* pool : pinned_pools().all) {
     const Lock lock(pool->mutex_);
     const std::size_t has = pool->statistics_.reserved_bytes;
     now.held_bytes += has + pool->arriving_bytes_;
@@ -93,16 +98,16 @@ PoolState::PoolState(Device device, std::shared_ptr<MemoryResource> upstream, Po
       name_(std::move(name)) {
   statistics_.budget_bytes = options_.budget_bytes;
   if (kind() != MemoryKind::pinned) return;
-  const std::lock_guard lock(pinned_pools.mutex);
-  pinned_pools.all.insert(this);
+  const std::lock_guard lock(pinned_pools().mutex);
+  pinned_pools().all.insert(this);
 }
 
 // Memory whose last work cannot be waited for is leaked: the device might still write to it after it was
 // unmapped or given to somebody else.
 PoolState::~PoolState() {
   {
-    const std::lock_guard lock(pinned_pools.mutex);
-    pinned_pools.all.erase(this);
+    const std::lock_guard lock(pinned_pools().mutex);
+    pinned_pools().all.erase(this);
   }
   for (Release& release : pending_) {
     const bool done = wait_quietly([&] { release.event.synchronize(); });
@@ -436,8 +441,8 @@ std::size_t PoolState::return_idle(std::size_t bytes) noexcept {
 std::size_t PoolState::return_all_idle() noexcept {
   std::size_t total = return_idle(kEverything);
   if (kind() != MemoryKind::pinned) return total;
-  const std::lock_guard lock(pinned_pools.mutex);
-  for (PoolState* pool : pinned_pools.all) total += pool->return_idle(kEverything);
+  const std::lock_guard lock(pinned_pools().mutex);
+  for (PoolState* pool : pinned_pools().all) total += pool->return_idle(kEverything);
   return total;
 }
 

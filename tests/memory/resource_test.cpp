@@ -261,6 +261,10 @@ Pool pinned_pool(const std::shared_ptr<MemoryResource>& memory, std::string name
               {.budget_bytes = host_topology().memory_bytes, .segment_bytes = kMiB}, std::move(name));
 }
 
+Pool pool_of_a_static = make_pinned_pool(Device::open("host"));
+
+TEST(PinnedMemoryTest, APoolMayBeMadeBeforeMain) { EXPECT_EQ(pool_of_a_static.statistics().used_bytes, 0u); }
+
 TEST(PinnedMemoryTest, AllPinnedPoolsOfTheProcessShareALimit) {
   EXPECT_EQ(left_to_pin(20, 100, 100), 30u);
   EXPECT_EQ(left_to_pin(20, 100, 10), 10u);

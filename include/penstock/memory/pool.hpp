@@ -58,7 +58,7 @@ class Pool {
   [[nodiscard]] Buffer allocate_wait(std::size_t bytes);
 
   /// Makes sure of a free range of `bytes`, from upstream if there is none. Later allocations of that much in
-  /// all then need not ask upstream. Throws OutOfMemory.
+  /// all then need not ask upstream, unless another pinned pool has run short meanwhile. Throws OutOfMemory.
   void reserve(std::size_t bytes);
 
   [[nodiscard]] PoolStatistics statistics() const;
