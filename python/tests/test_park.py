@@ -960,6 +960,26 @@ def test_a_module_that_fails_to_come_ahead_comes_when_it_is_used(home, monkeypat
 
 
 @comes_ahead
+@pytest.mark.parametrize("left", ["swap", "remove"])
+def test_what_came_ahead_is_given_up_if_its_use_fails(home, monkeypatch, small_parts, left):
+    turns = Turns(home)
+    assert list(turns.use(0, 1, 2, 0, 1))[-1] == [2]
+
+    def fail(*_):
+        raise penstock.OutOfMemory("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_parking.Parked, "_plan" if left == "swap" else "_come_back", fail)
+        with pytest.raises(penstock.OutOfMemory):
+            turns.offloaded.use(turns.modules[2]) if left == "swap" else turns.offloaded.remove()
+    assert turns.ahead() == []
+    turns.offloaded.park()
+    assert bytes_held(turns.modules) == 0
+    turns.offloaded.remove()
+    assert_as_it_was(turns.modules, turns.before)
+
+
+@comes_ahead
 def test_what_came_ahead_on_another_stream_comes_again(home, monkeypatch, small_parts):
     stream, taken, take_memory = ["one"], [], _parts._take_memory
     monkeypatch.setattr(_parts, "_current_stream", lambda _: stream[0])

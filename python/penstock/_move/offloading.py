@@ -75,12 +75,15 @@ class Offload:
             room = self._room()
             if module is not self._ahead:
                 self._give_up_ahead()
-            self._ahead = None
-            if self._in_use is None:
-                self._states[module].resume()
-            else:
-                swap(self._states[self._in_use], self._states[module])
-            self._in_use = module
+            try:
+                if self._in_use is None:
+                    self._states[module].resume()
+                else:
+                    swap(self._states[self._in_use], self._states[module])
+            except BaseException:
+                self._give_up_ahead()
+                raise
+            self._in_use, self._ahead = module, None
             self._came_after[self._recent] = module
             self._recent = (self._recent[1], module)
             coming = self._came_after.get(self._recent, module)
@@ -108,13 +111,15 @@ class Offload:
         with self._lock:
             while self._hooks:
                 self._hooks.pop().remove()
+            self._give_up_ahead()
             for module in sorted(self._states, key=lambda each: each not in self._from_host):
                 module.__dict__.pop("_hf_hook", None)
                 self._states[module].resume()
                 if module in self._from_host:
                     move_(module, "cpu")
                 del self._states[module]
-            self._in_use = self._ahead = None
+                if module is self._in_use:
+                    self._in_use = None
 
     def __enter__(self) -> Offload:
         return self
