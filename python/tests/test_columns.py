@@ -263,6 +263,8 @@ def test_nulls_are_filled_as_asked(kind, device, tmp_path):
         ({"fill_null": 0.5}, "'n' holds int64, and fill_null=0.5 is no such value"),
         ({"fill_null": "a"}, "'n' holds int64, and fill_null='a' is no such value"),
         ({"fill_null": {"n": 1, "flag": 2}}, "'flag' holds bool, and fill_null=2"),
+        ({"fill_null": {"N": 1}}, "`fill_null` names the column 'N', and there are"),
+        ({"fill_null": {"n": 1, "flag": 0, "x": 10**400}}, "'x' holds double, and fill_null=10{400} is no such value"),
     ):
         with pytest.raises(penstock.Error, match=error):
             list(penstock.Loader(table, 3, device="host", **options))

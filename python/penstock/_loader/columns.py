@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +50,9 @@ def fields_of(data: Any, features: Any = None, target: Any = None, fill: Any = N
     if is_a("penstock._loader.tokens", "Tokens", data):
         return data.fields()
     if is_table(data):
-        fields = _named(columns_of(data, fill), lambda key, value: _column(filled(value, key, fill), key))
+        columns = columns_of(data, fill)
+        check_fill(fill, columns)
+        fields = _named(columns, lambda key, value: _column(filled(value, key, fill), key))
         return fields._replace(is_table=True, of_tables=dict.fromkeys(fields.names))
     if is_a("tensordict", "TensorDictBase", data):
         return _tensordict(data)
@@ -101,6 +104,7 @@ def _features(data: Any, features: Any, target: Any, fill: Any) -> Fields:
     if not is_table(data):
         raise InvalidArgument(f"`features` and `target` name columns of a table, and this is {_a(data)}.")
     columns = columns_of(data, fill)
+    check_fill(fill, columns)
     chosen = chosen_columns(list(columns), features, target)
     build, tables = built_of(chosen, features, target)
     of_tables = {name: {key: filled(columns[key], key, fill) for key in chosen[name]} for name in tables}
@@ -526,6 +530,12 @@ def _pyarrow_for(what: str) -> Any:
     return pyarrow
 
 
+def check_fill(fill: Any, names: Iterable[Any]) -> None:
+    unknown = [name for name in fill if name not in names] if isinstance(fill, Mapping) else []
+    if unknown:
+        raise InvalidArgument(f"`fill_null` names the column {unknown[0]!r}, and there are {list(names)}.")
+
+
 def filled(column: Any, name: Any, fill: Any) -> Any:
     """The column with its nulls filled, in pandas also NaN. `fill`: a number, or a dict of numbers by columns."""
     value = fill.get(name) if isinstance(fill, Mapping) else fill
@@ -541,7 +551,9 @@ def filled(column: Any, name: Any, fill: Any) -> Any:
         scalar = pyarrow.scalar(bool(value) if types.is_boolean(kind) else value, kind)
     except (ValueError, TypeError, OverflowError, NotImplementedError):
         scalar = None
-    if scalar is None or not (types.is_floating(kind) or scalar.as_py() == value):
+    # Of floating point, the nearest number stands for others; but not infinity.
+    rounds = types.is_floating(kind) and scalar is not None and (value != value or math.isfinite(scalar.as_py()))
+    if scalar is None or not (rounds or scalar.as_py() == value):
         raise InvalidArgument(f"Column '{name}' holds {kind}, and fill_null={value!r} is no such value.")
     return arrow.fill_null(scalar)
 
@@ -557,6 +569,7 @@ def _hugging_face(data: Any, fill: Any = None) -> Mapping[Any, Any]:
         raise InvalidArgument("This dataset's format asks for another dtype: reset_format(), and pass `to=` instead.")
     rows = None if data._indices is None else data._indices.column(0).to_numpy()
     names = data.format["columns"] or data.column_names
+    check_fill(fill, names)
     return {name: _in_order(filled(data.data.column(name), name, fill), name, rows) for name in names}
 
 
@@ -601,8 +614,8 @@ def _column(value: Any, name: Any) -> Any:
 
 def _nulls(name: Any, count: int) -> InvalidArgument:
     return InvalidArgument(
-        f"Column '{name}' has {count} nulls, which an array of numbers cannot hold. Fill them (if it is a column of "
-        f"numbers in a table, by fill_null={{{name!r}: 0}}) or drop their rows."
+        f"Column '{name}' has {count} nulls, which an array of numbers cannot hold. Fill them in the column, or drop "
+        f"their rows. Of a whole table or Parquet files, a Loader fills columns of numbers: fill_null={{{name!r}: 0}}."
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import _core
 from .._errors import Error, InvalidArgument
-from .columns import Fields, built_of, chosen_columns, column_array, filled, matrix_of
+from .columns import Fields, built_of, check_fill, chosen_columns, column_array, filled, matrix_of
 from .sampler import Sampler
 
 _WINDOWS = 3  # in memory: that of the batches, the one before, in which a batch may begin, and the one behind
@@ -46,6 +46,7 @@ class Parquet:
         self._begins = [0, *itertools.accumulate(file.rows[group] for file, group in self._groups)]
         if not self._groups:
             raise InvalidArgument(f"There are no rows in {', '.join(files)}.")
+        check_fill(fill, opened[0].types)
         chosen = chosen_columns(list(opened[0].types), features, target)
         named = [[columns] if isinstance(columns, str) else columns for columns in chosen.values()]
         self._names = list(dict.fromkeys(itertools.chain(*named)))
