@@ -153,6 +153,7 @@ def test_what_does_not_fit_is_refused(corpus, tmp_path):
         ([], {}, "`files` is a path"),
         ({}, {}, "`files` is a path"),
         ({"a.bin": 1, "b.bin": 0}, {}, r"numbers above 0, not \[1, 0\]"),
+        ({"a.bin": 1e308, "b.bin": 1e308}, {}, "finite numbers above 0"),
         (corpus, {"at": "start"}, '`at` is "random"'),
         (corpus, {"at": "random", "stride": 4}, "`stride` is then left out"),
     ]:
@@ -160,6 +161,9 @@ def test_what_does_not_fit_is_refused(corpus, tmp_path):
             penstock.Loader(penstock.tokens(files, **{"length": 4, **options}), device="host")
     with pytest.raises(penstock.InvalidArgument, match="leave the sampler out"):
         penstock.Loader(penstock.tokens(corpus, length=4, at="random"), device="host", sampler=[0])
+    with pytest.raises(penstock.InvalidArgument, match="differ from epoch to epoch: give the tokens to a Loader"):
+        penstock.SharedDataset(lambda: penstock.tokens(corpus, length=4, at="random"))
+    assert len(penstock.Loader(penstock.tokens(corpus, length=4, stride=2**61 + 1), 1, device="host")) == 1
     with pytest.raises(FileNotFoundError):
         penstock.Loader(penstock.tokens(tmp_path / "none.bin", "uint16", length=4), device="host")
 

@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
                 count = _count(file, numpy.dtype(dtype))
                 if count < width:
                     raise InvalidArgument(f"{file} has {count} tokens, and a window takes {width}: leave it out.")
-                fields.append(_core.windows_field(file, dtype, width, self.stride, mapped))
+                fields.append(_core.windows_field(file, dtype, width, min(self.stride, count), mapped))
             sources.append(fields)
         types = {field.dtype for fields in sources for field in fields}
         if len(types) > 1:
@@ -50,6 +50,10 @@ class Tokens(NamedTuple):
         return sources
 
     def fields(self) -> Fields:
+        if self.weights:
+            raise InvalidArgument(
+                "Windows at random positions differ from epoch to epoch: give the tokens to a Loader."
+            )
         return Fields(["tokens"], [_joined(*self.windows())], self.build)
 
     @staticmethod
@@ -101,7 +105,8 @@ def tokens(
         stride: Tokens from one window to the next in a file, `length` unless it is given. With a stride of 1 and
             `shuffle=True` windows begin anywhere.
         at: "random": an epoch has as many windows as lie side by side in the files, and each begins anywhere. Where,
-            and the order, follow from the Loader's `seed` and the epoch; `shuffle` adds nothing.
+            and the order, follow from the Loader's `seed` and the epoch; `shuffle` adds nothing. Each window is a read
+            of its own: of files that are larger than memory, `stride=1` and `shuffle=True` read more at once.
 
     Raises:
         InvalidArgument: A file does not fit; also from the Loader, which reads it.
@@ -115,8 +120,8 @@ def tokens(
     numpy = numpy_for("Reading files of tokens")
     if isinstance(files, Mapping):
         at, weights, given = "random", tuple(files.values()), [[path] for path in files]
-        if not all(is_number(weight) and 0 < weight < math.inf for weight in weights):
-            raise InvalidArgument(f"The weights of files of tokens are numbers above 0, not {list(weights)}.")
+        if not all(is_number(weight) and weight > 0 for weight in weights) or not sum(weights) < math.inf:
+            raise InvalidArgument(f"The weights of files of tokens are finite numbers above 0, not {list(weights)}.")
     else:
         one = isinstance(files, str | os.PathLike)
         weights, given = (1.0,), [[files] if one else files if isinstance(files, Iterable) else []]
