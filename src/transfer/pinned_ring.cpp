@@ -18,7 +18,7 @@ PinnedRing::Slot::~Slot() {
 
 bool PinnedRing::Slot::is_free() {
   if (!in_use_.load(std::memory_order_acquire)) return true;
-  if (unmarked_ || !mark().query()) return false;
+  if (unmarked_ ? !unmarked_->query() : !mark().query()) return false;
   in_use_.store(false, std::memory_order_release);
   return true;
 }

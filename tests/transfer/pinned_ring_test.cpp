@@ -107,10 +107,16 @@ TEST_P(PinnedRingTest, AMarkOfSomebodyElseCountsUntilTheNext) {
     gate.open();
     next.get();
   }
-  faulty_->fail(Entry::event_record);
-  faulty_->fail(Entry::stream_synchronize);
-  EXPECT_THROW(send(ring[0], 0, *stream_), DeviceError);
-  EXPECT_FALSE(ring[0].is_free()) << "it could be neither marked nor waited for";
+  {
+    Gate gate(*device_, *stream_);
+    faulty_->fail(Entry::event_record);
+    faulty_->fail(Entry::stream_synchronize);
+    EXPECT_THROW(send(ring[0], 0, *stream_), DeviceError);
+    EXPECT_FALSE(ring[0].is_free()) << "it could be neither marked nor waited for";
+    gate.open();
+    stream_->synchronize();
+    EXPECT_TRUE(ring[0].is_free()) << "the stream has nothing to do";
+  }
   ring[0].sent(mark);
   EXPECT_TRUE(ring[0].is_free()) << "what it marks is done";
   Gate gate(*device_, *stream_);
