@@ -141,6 +141,8 @@ int run_run(const RunOptions& options) {
     return 0;
   }
   if (options.report != 0) {
+    if (!options.json.empty() || options.feed || !options.command.empty())
+      throw UsageError("--report is about a program that runs already; leave out all else");
     say(RunReport(figures_of(options.report), false).text());
     return 0;
   }

@@ -110,6 +110,7 @@ TEST_F(Run, SaysWhileItRunsWhatWasTakenSoFar) {
   const std::string own = std::to_string(::getpid());
   EXPECT_THAT(command_.run({"run", "--report", own}).errors, HasSubstr("was not started by penstock run"));
   EXPECT_THAT(command_.run({"run", "--report", "99999999"}).errors, HasSubstr("is not there"));
+  EXPECT_THAT(command_.run({"run", "--report", own, "--json", "-"}).errors, HasSubstr("leave out all else"));
 }
 
 TEST_F(Run, AKilledProgramIsReportedToo) {
