@@ -288,6 +288,12 @@ class TestHuggingFace:
         for dataset in (plain, plain.shuffle(seed=3), plain.select([4, 0, 2]), plain.shuffle(seed=1).select([3, 1])):
             expect(batches(dataset, device), id=dataset["id"][:], tokens=np.array(dataset["tokens"][:]))
 
+    def test_columns_that_are_not_chosen_may_be_texts(self, device):
+        dataset = self.dataset().add_column("n", [1, None, 3, 4, 5])
+        options = {"features": ["id", "n"], "fill_null": 2}
+        expected = np.stack([IDS, [1, 2, 3, 4, 5]], 1)
+        assert np.array_equal(next(iter(penstock.Loader(dataset, 5, device=device, **options))), expected)
+
     def test_rows_that_a_filter_leaves_out_need_not_fit(self, device):
         dataset = self.datasets.Dataset.from_dict({"n": [1, None, 3], "tokens": [[1, 2], [3], [4, 5]]})
         expect(

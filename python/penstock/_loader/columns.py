@@ -499,7 +499,7 @@ def is_table(data: Any) -> bool:
 
 
 def columns_of(data: Any, fill: Any = None) -> Mapping[Any, Any]:
-    """The columns of a table by name. Those of Hugging Face are arrays, and filled."""
+    """The columns of a table by name. Those of Hugging Face are arrays, filled, and made when asked for."""
     if type(data) is dict:
         return data
     if is_a("pandas", "DataFrame", data):
@@ -570,7 +570,23 @@ def _hugging_face(data: Any, fill: Any = None) -> Mapping[Any, Any]:
     rows = None if data._indices is None else data._indices.column(0).to_numpy()
     names = data.format["columns"] or data.column_names
     check_fill(fill, names)
-    return {name: _in_order(filled(data.data.column(name), name, fill), name, rows) for name in names}
+    return _Columns(names, lambda name: _in_order(filled(data.data.column(name), name, fill), name, rows))
+
+
+class _Columns(Mapping):
+    """Columns that are made when they are asked for: others may hold what is no number."""
+
+    def __init__(self, names: Sequence[Any], make: Callable[[Any], Any]):
+        self._names, self._make = names, make
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _in_order(column: Any, name: Any, rows: Any) -> Any:
