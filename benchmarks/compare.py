@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import functools
 import os
 import platform
 import sys
@@ -40,7 +41,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, epilog=f"workloads:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["cuda", "cpu", "host"], help="default: cuda where PyTorch sees a GPU")
-    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, with commas between")
+    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, with commas between, in this order")
     parser.add_argument("--seconds", type=float, help="of each measured run; default 2, with --quick 0.3")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and times: does it run?")
     parser.add_argument("--json", help="write all figures here")
@@ -85,37 +86,28 @@ def about(setting: Any) -> dict[str, Any]:
 
 
 def runs(arguments: argparse.Namespace, setting: Any) -> Any:
-    """The results of each workload, one workload after the other."""
+    """The results of each workload, in the order of `--only`: a run that is stopped has those of the first."""
     import torch
     from compare import columns, data, feeding, frameworks, manners, models, training, transfers, workers
 
     count = 1024 if arguments.quick else 16384 if setting.on_gpu else 4096
     small_count = 1 << (15 if arguments.quick else 20 if setting.on_gpu else 18)
-    wanted = set(arguments.only)
-    if "tensor" in wanted:
-        yield transfers.one_large(setting)
-    if "models" in wanted:
-        yield models.compare(setting)
-    if "cost" in wanted:
-        yield transfers.feed_costs(setting)
-    if "columns" in wanted:
-        yield columns.compare(setting)
-    if "small" in wanted:
-        yield feeding.feed_all(data.small(small_count), setting)
-    if wanted & {"images", "workers", "manners", "float32", "train", "frameworks"}:
-        images = data.images(count, torch.uint8)
-        if "workers" in wanted:
-            yield workers.compare(images, setting)
-        if "manners" in wanted:
-            yield manners.compare(images, setting)
-        if "train" in wanted:
-            yield from training.compare(images, data.small(small_count), setting)
-        if "frameworks" in wanted:
-            yield from frameworks.compare(images, setting)
-        if "images" in wanted:
-            yield feeding.feed_all(images, setting)
-        if "float32" in wanted:
-            yield feeding.feed_all(data.images(count, torch.float32, images.x), setting)
+    images = functools.cache(lambda: data.images(count, torch.uint8))
+    of_workloads = {
+        "images": lambda: [feeding.feed_all(images(), setting)],
+        "workers": lambda: [workers.compare(images(), setting)],
+        "manners": lambda: [manners.compare(images(), setting)],
+        "float32": lambda: [feeding.feed_all(data.images(count, torch.float32, images().x), setting)],
+        "train": lambda: training.compare(images(), data.small(small_count), setting),
+        "frameworks": lambda: frameworks.compare(images(), setting),
+        "small": lambda: [feeding.feed_all(data.small(small_count), setting)],
+        "columns": lambda: [columns.compare(setting)],
+        "tensor": lambda: [transfers.one_large(setting)],
+        "models": lambda: [models.compare(setting)],
+        "cost": lambda: [transfers.feed_costs(setting)],
+    }
+    for name in arguments.only:
+        yield from of_workloads[name]()
 
 
 def main() -> int:
