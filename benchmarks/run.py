@@ -216,9 +216,9 @@ def works(arguments: argparse.Namespace) -> Iterator[Work]:
     device, scale = arguments.device, 64 if arguments.quick else 1
     yield from single_copies(device, scale)
     yield from many_copies(device, scale)
-    yield from checkpoints(device, scale, pathlib.Path(arguments.folder))
     yield from other_frameworks(scale)
     yield from steps(device)
+    yield from checkpoints(device, scale, pathlib.Path(arguments.folder))  # the last, as it takes longest
 
 
 def work_through(arguments: argparse.Namespace) -> None:
