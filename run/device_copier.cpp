@@ -3,6 +3,7 @@
 #include "run/host_pages.hpp"
 #include "run/lanes.hpp"
 
+#include <penstock/core/bytes.hpp>
 #include <penstock/core/copy_bytes.hpp>
 #include <penstock/core/host_workers.hpp>
 #include <penstock/transfer/link_profile.hpp>
@@ -34,8 +35,6 @@ std::size_t fetched_bytes(std::size_t bytes) {
   return std::clamp(std::bit_floor(bytes / Lane::kSlots), piece_bytes(bytes), Lane::kSlotBytes);
 }
 
-std::size_t divide_up(std::size_t bytes, std::size_t part) { return (bytes + part - 1) / part; }
-
 }  // namespace
 
 struct DeviceCopier::Engine {
@@ -50,7 +49,7 @@ struct DeviceCopier::Engine {
   void to_device(const penstock::Stream& stream, Lane& lane, std::byte* to, const std::byte* from,
                  std::size_t bytes) {
     const std::size_t piece = piece_bytes(bytes);
-    const std::size_t count = divide_up(bytes, piece);
+    const std::size_t count = align_up(bytes, piece) / piece;
     const std::size_t of_slot = Lane::kSlotBytes / piece;
     const std::size_t least = sent_bytes(bytes) / piece;
     std::size_t sent = 0;
@@ -85,9 +84,9 @@ struct DeviceCopier::Engine {
   bool to_host(const penstock::Stream& stream, Lane& lane, std::byte* to, const std::byte* from,
                std::size_t bytes) {
     const std::size_t piece = piece_bytes(bytes);
-    const std::size_t count = divide_up(bytes, piece);
+    const std::size_t count = align_up(bytes, piece) / piece;
     const std::size_t part = fetched_bytes(bytes);
-    const std::size_t parts = divide_up(bytes, part);
+    const std::size_t parts = align_up(bytes, part) / part;
     const std::size_t of_part = part / piece;
     std::size_t fetched = 0;
     std::size_t arrived = 0;

@@ -569,7 +569,6 @@ def _hugging_face(data: Any, fill: Any = None) -> Mapping[Any, Any]:
         raise InvalidArgument("This dataset's format asks for another dtype: reset_format(), and pass `to=` instead.")
     rows = None if data._indices is None else data._indices.column(0).to_numpy()
     names = data.format["columns"] or data.column_names
-    check_fill(fill, names)
     return _Columns(names, lambda name: _in_order(filled(data.data.column(name), name, fill), name, rows))
 
 
